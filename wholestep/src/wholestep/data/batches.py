@@ -11,7 +11,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.checks import is_count, takes
 from wholestep.data.kinds import KeepsPosition, Position, classify
-from wholestep.data.leaves import Transform, owned
+from wholestep.data.leaves import Transform, copying
 from wholestep.data.order import ALL, Selection
 from wholestep.data.sampler import Sampler, no_such_position, open_sampler
 from wholestep.data.shapes import LengthOptions
@@ -284,7 +284,7 @@ class Batches(KeepsPosition):
         prepared = copy.copy(self)
         prepared._at = self._at
         prepared.unused = self.unused
-        prepared._prepare = owned(prepare)
+        prepared._prepare = copying(prepare)
         return prepared
 
     def __copy__(self) -> "Batches":

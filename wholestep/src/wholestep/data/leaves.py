@@ -39,13 +39,13 @@ def numpy_batch(batch: Tree) -> Tree:
     return checked(_with_numpy(batch, to_numpy))
 
 
-def own_batch(batch: Tree, prepare: Transform | None = None) -> Tree:
+def copied_batch(batch: Tree, prepare: Transform | None = None) -> Tree:
     """Return a copy of a user's batch, prepared and checked: a generator may refill its arrays."""
     copied = _with_numpy(batch, lambda leaf: np.array(to_numpy(leaf)))
     return checked(copied if prepare is None else _transformed(prepare, copied))
 
 
-def owned(transform: Transform) -> Transform:
+def copying(transform: Transform) -> Transform:
     """Return a transform whose results are copies, as the given one may refill its arrays.
 
     Arrays that are also arrays of the batch are not copied, as no other batch shares them.

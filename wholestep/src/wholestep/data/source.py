@@ -14,8 +14,8 @@ from wholestep.data.leaves import (
     as_rows,
     by_leaf,
     checked,
-    own_batch,
-    owned,
+    copied_batch,
+    copying,
     refuse_lists,
     stack_column,
     to_numpy,
@@ -148,7 +148,7 @@ class IndexedBatches:
             batch = get(number)
         except (IndexError, StopIteration) as error:
             raise RowError(f"batch {number}", self.num_batches, error) from error
-        return own_batch(batch, self.transform)
+        return copied_batch(batch, self.transform)
 
     def ordered(self, seed: int, shuffle: bool) -> "IndexedBatches":
         """Return the batches in an order; infinitely many are not shuffled."""
@@ -199,9 +199,9 @@ def open_source(
         BatchError: data of an unknown kind, no rows, or leaves of different length.
     """
     content = data.content
-    copying = _same if transform is None else owned(transform)
+    copies = _same if transform is None else copying(transform)
     if data.kind is Kind.NUMBERED:
-        return IndexedBatches(content, copying, workers_of(content), Order(0))
+        return IndexedBatches(content, copies, workers_of(content), Order(0))
     if data.are_arrays and not data.is_list_of_rows(by_length):
         return _open_arrays(without_none(content), transform, by_length=by_length)
     if data.kind in (Kind.ARRAYS, Kind.ROWS):
@@ -211,9 +211,9 @@ def open_source(
                 refuse_lists(part, f"data[{i}]")
         num_rows = length_of(content)
         _check_any(num_rows, "a sequence that is not empty.")
-        return IndexedRows(content, num_rows, copying)
+        return IndexedRows(content, num_rows, copies)
     if data.kind in (Kind.STREAM, Kind.BATCHES):
-        return BatchStream(content, copying, prefetches=data.prefetches)
+        return BatchStream(content, copies, prefetches=data.prefetches)
     raise _no_data(data)
 
 
@@ -221,15 +221,15 @@ def _open_arrays(
     arrays: Tree, transform: Transform | None, *, by_length: bool
 ) -> Arrays | SparseArrays:
     """Return the source of arrays; a transform is of all rows at once, if they are dense."""
-    copying = _same if transform is None else owned(transform)
+    copies = _same if transform is None else copying(transform)
     stay_sparse = has_sparse(arrays) and not by_length
     arrays = tree.map_leaves(as_rows if stay_sparse else to_numpy, arrays)
     num_rows = tree.num_rows(arrays, "data")
     _check_any(num_rows, "arrays that are not empty.")
     if stay_sparse:
-        return SparseArrays(checked(arrays), num_rows, copying)
+        return SparseArrays(checked(arrays), num_rows, copies)
     if by_length:
-        return Arrays(checked(arrays), num_rows, copying)
+        return Arrays(checked(arrays), num_rows, copies)
     return Arrays(checked(arrays if transform is None else transform(arrays)), num_rows)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.checks import is_count
-from wholestep.data.leaves import Transform, own_batch
+from wholestep.data.leaves import Transform, copied_batch
 from wholestep.errors import BatchError, message, warn
 from wholestep.tree import Tree
 
@@ -80,7 +80,7 @@ class BatchStream:
 
     def first(self) -> Tree:
         """Return the first batch of another pass; this pass stays unchanged."""
-        return own_batch(next(iter(self._batches)), self._transform)
+        return copied_batch(next(iter(self._batches)), self._transform)
 
     def draw(self, step: int) -> Tree:
         """Return the next batch, and move on.
@@ -133,7 +133,7 @@ class BatchStream:
         if not self._unconverted:
             self._check_end(step)
             raise StopIteration
-        batch = own_batch(self._unconverted[0], self._transform)
+        batch = copied_batch(self._unconverted[0], self._transform)
         if self._get_state is not None:
             self.state = copy.deepcopy(self._get_state())
         self._unconverted = []
