@@ -1,6 +1,4 @@
-"""Gradients by lookups: an update of embeddings is that of `keras.Model.fit` on each engine,
-however it is cut.
-"""
+"""Updates of embeddings equal those of `keras.Model.fit` on each engine, for any cut."""
 
 import itertools
 

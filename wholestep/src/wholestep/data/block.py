@@ -9,6 +9,7 @@ from numpy import ndarray
 
 from wholestep import tree
 from wholestep.cut import Cut
+from wholestep.data.kinds import Position
 from wholestep.engines import Devices
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
@@ -40,8 +41,8 @@ class Batch(NamedTuple):
     full: int
     ids: Any
     local: ndarray | None
-    start: tuple[int, int]
-    end: tuple[int, int]
+    start: Position
+    end: Position
     state: Any = None
     kind: str = ""
 
@@ -171,8 +172,8 @@ class Block(NamedTuple):
     first: int
     num: int
     batches: tuple[Batch, ...]
-    start: tuple[int, int]
-    end: tuple[int, int]
+    start: Position
+    end: Position
     follow: int = 0
     may_be_read: bool = False
 

@@ -31,6 +31,7 @@ from wholestep.safety import TerminatedWaiting, uninterrupted, waiting
 from wholestep.tree import Tree
 
 _MOST_NAMED = 1 << 16  # row numbers that are computed at once, unless a dispatch takes more
+Count = Callable[[], int]
 _PART = 16  # 1/16 of the updates that fit a dispatch are stacked: enough to hide its cost
 
 
@@ -120,10 +121,10 @@ class Resident(_Feed):
     def blocks(
         self,
         num: int | None,
-        size: Callable[[], int],
+        size: Count,
         *,
         once: bool = False,
-        ahead: Callable[[], int] | None = None,
+        ahead: Count | None = None,
     ) -> Iterator[Block]:
         """Yield blocks of at most size() updates, `num` in all (None: to the end of the epoch).
 
@@ -293,10 +294,10 @@ class Loaded(_Feed):
     def blocks(
         self,
         num: int | None,
-        size: Callable[[], int],
+        size: Count,
         *,
         once: bool = False,
-        ahead: Callable[[], int] | None = None,
+        ahead: Count | None = None,
     ) -> Iterator[Block]:
         """Yield blocks of at most size()/16 updates, or one: a block waits for its last batch.
 
@@ -453,7 +454,7 @@ def _note_size(largest: dict[str, int], batch: Batch) -> None:
     largest[batch.kind] = max(largest.get(batch.kind, 0), batch.full)
 
 
-def _one_by_one(block: Block, size: Callable[[], int]) -> Iterator[Block]:
+def _one_by_one(block: Block, size: Count) -> Iterator[Block]:
     """Yield the updates of a block, at most size() at a time; each part says how many follow it."""
     done = 0
     while done < block.num:
