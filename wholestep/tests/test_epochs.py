@@ -11,7 +11,7 @@ from shares import on
 from small import X, Y, model
 
 import wholestep as ws
-from wholestep.data import go_to_epoch
+from wholestep.data import seek_epoch
 
 
 def batches(num, position=(0, 0)):
@@ -21,7 +21,7 @@ def batches(num, position=(0, 0)):
 
 
 def went(data, *given, once):
-    go_to_epoch(data, *given, once=once)
+    seek_epoch(data, *given, once=once)
     return data.position
 
 

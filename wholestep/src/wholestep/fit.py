@@ -11,7 +11,7 @@ from wholestep.callbacks import CallbackRunner, refuse_backup
 from wholestep.checkpoints import Checkpoints, Saver, Snapshot, Span, Unsaved
 from wholestep.checks import count
 from wholestep.context import EVALUATION
-from wholestep.data import Batches, classify, go_to_epoch, replayable
+from wholestep.data import Batches, classify, replayable, seek_epoch
 from wholestep.drive import fit_epoch, run_evaluation
 from wholestep.errors import BatchError, message, warn
 from wholestep.evaluation import EvalOptions, Pass
@@ -131,7 +131,7 @@ def _run_epochs(
     saver.check(watch.keeping)
     begin = run.place.epoch if resumed else initial_epoch(model) or first
     if resumed is None and begin:
-        go_to_epoch(batches, begin, steps, once=once)
+        seek_epoch(batches, begin, steps, once=once)
     feed = executor.feed(run, batches)
     is_at_start = not run.place.is_open
     # the epoch has not started, or no epoch is left

@@ -25,7 +25,15 @@ from wholestep.checkpoints import (
 )
 from wholestep.context import PREDICTION, UPDATE, Builder, Call, Context, Prepare, preparation
 from wholestep.custom import CustomSteps, check_choices, check_replicas
-from wholestep.data import Batches, Data, class_weighted, classify, in_turn, open_batches, own_batch
+from wholestep.data import (
+    Batches,
+    Data,
+    class_weighted,
+    classify,
+    compose,
+    copied_batch,
+    open_batches,
+)
 from wholestep.engines import as_function, connect, makes_variables, num_replicas, scope
 from wholestep.errors import SpecificationError, message, tell, warn
 from wholestep.executor import Executor
@@ -147,7 +155,7 @@ class Setup:
         batches = open_batches(
             data,
             batch_size,
-            prepare=in_turn(take, prepare),
+            prepare=compose(take, prepare),
             transform=None if class_weight is None else class_weighted(class_weight),
             seed=self.seed,
             shuffle=shuffle if shuffle == "batch" else bool(shuffle),
@@ -169,7 +177,7 @@ class Setup:
             BatchError: leaves have no rows, or differ in their number.
         """
         arguments.check_compiled(self.model, self.objective)
-        host = own_batch(batch, self._preparation(method))
+        host = copied_batch(batch, self._preparation(method))
         num_rows(host)
         return host
 

@@ -1,5 +1,4 @@
-"""Gradients by lookups: the gradient of each row that a lookup reads, before those of equal rows
-are summed.
+"""Gradients by lookups: a gradient for each row read, before gradients of equal rows are summed.
 
 On TensorFlow, `keras.Model.fit` hands them to the optimizer as `tf.IndexedSlices`, and Keras 3.15
 squares or clips them one by one. The lookups of a batch are those of its microbatches, however it
@@ -16,7 +15,7 @@ from wholestep.tree import Tensor
 
 
 class Slices(NamedTuple):
-    """A gradient by lookups: that of a row is the sum of the values with its index.
+    """A gradient by lookups: the gradient of a row is the sum of the values with its index.
 
     Args:
         values: for each lookup, the gradients of the rows that it reads, (rows read, ...).
@@ -28,17 +27,18 @@ class Slices(NamedTuple):
 
     def joined(self) -> Self:
         """Return all lookups as one."""
-        return self._replace(
-            values=(ops.concatenate(self.values),), indices=(ops.concatenate(self.indices),)
-        )
+        values = ops.concatenate(self.values)
+        indices = ops.concatenate(self.indices)
+        return self._replace(values=(values,), indices=(indices,))
 
     def dense(self, num_rows: int) -> Tensor:
         """Return the gradient of all rows of the table, (num_rows, ...)."""
-        ((values,), (indices,)) = self.joined()
-        return ops.segment_sum(values, indices, num_rows)
+        joined = self.joined()
+        return ops.segment_sum(joined.values[0], joined.indices[0], num_rows)
 
 
 Gradient = Tensor | Slices
+Lookup = tuple[Tensor, Tensor]  # values, indices
 
 
 class Part(NamedTuple):
@@ -67,8 +67,7 @@ class LookupSize(NamedTuple):
 
     @classmethod
     def of(cls, path: str, few: tuple[int, int | None], full: tuple[int, int | None]) -> Self:
-        """Return the size by the numbers (rows of the batch, rows read) of a part of a batch, and
-        of all of it.
+        """Return the size by (rows of the batch, rows read), of a part of a batch and of all of it.
 
         Raises:
             SpecificationError: the number of rows read is known, and neither constant nor
@@ -79,7 +78,8 @@ class LookupSize(NamedTuple):
         >>> LookupSize.of("positions", (2, 5), (8, 5))
         LookupSize(total=5, per_row=0)
         """
-        (few_rows, few_reads), (rows, reads) = few, full
+        few_rows, few_reads = few
+        rows, reads = full
         if few_reads is None or reads is None:
             return cls(None)
         if few_reads == reads:
@@ -90,39 +90,33 @@ class LookupSize(NamedTuple):
             f"To cut a batch, each row must look up equally many rows of {path!r}, or all rows "
             "the same."
         )
-        found = f"{few_reads} for {few_rows} rows and {reads} for {rows} rows"
+        received = f"{few_reads} for {few_rows} rows and {reads} for {rows} rows"
         attempt = (
             "dense_gradients=True, which sums the gradients of equal rows of a table before the "
-            "optimizer gets them, "
-            "as on JAX; or full batches on one device."
+            "optimizer gets them, as on JAX; or full batches on one device."
         )
-        raise SpecificationError(message(must, found, attempt))
+        raise SpecificationError(message(must, received, attempt))
 
     def room(self, num_parts: int, none: Tensor) -> int | Tensor:
-        """Return the number of rows that all parts of a batch read; `none`, a tensor, if it is not
-        known.
-        """
+        """Return the number of rows that all parts read; the tensor `none` if unknown."""
         if self.total is None:
             return none
         return self.total if self.per_row else self.total * num_parts
 
-    def add(
-        self, total: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], part: Part
-    ) -> tuple[Tensor, Tensor]:
+    def add(self, total: Lookup, new: Lookup, part: Part) -> Lookup:
         """Add the (values, indices) of a part of the batch."""
-        values = ops.cast(new[0], total[0].dtype)
-        indices = ops.cast(new[1], "int32")
+        values, indices = total
+        new_values = ops.cast(new[0], values.dtype)
+        new_indices = ops.cast(new[1], "int32")
         if self.total is None:
-            return ops.concatenate([total[0], values]), ops.concatenate([total[1], indices])
+            return ops.concatenate([values, new_values]), ops.concatenate([indices, new_indices])
         start = part.first * self.per_row if self.per_row else part.number * self.total
         starts = [start] + [ops.zeros_like(start)] * (len(values.shape) - 1)
-        return ops.slice_update(total[0], starts, values), ops.slice_update(
-            total[1], [start], indices
-        )
+        values = ops.slice_update(values, starts, new_values)
+        return values, ops.slice_update(indices, [start], new_indices)
 
     def merge(self, values: Tensor, indices: Tensor) -> Tensor:
-        """Return the values of all parts; where all parts have read the same rows, their sum and
-        zeros.
+        """Return the values of all parts; where all parts read the same rows, their sum and zeros.
 
         The full batch reads such rows once, and others, as random ones, once in each part.
         """
@@ -130,8 +124,10 @@ class LookupSize(NamedTuple):
             return values
         parts = ops.reshape(values, (-1, self.total, *values.shape[1:]))
         read = ops.reshape(indices, (-1, self.total))
-        summed = ops.concatenate([ops.sum(parts, axis=0, keepdims=True), ops.zeros_like(parts[1:])])
-        return ops.reshape(ops.where(ops.all(read == read[:1]), summed, parts), values.shape)
+        first = ops.sum(parts, axis=0, keepdims=True)
+        summed = ops.concatenate([first, ops.zeros_like(parts[1:])])
+        merged = ops.where(ops.all(read == read[:1]), summed, parts)
+        return ops.reshape(merged, values.shape)
 
 
 def zeros(
@@ -141,7 +137,7 @@ def zeros(
     dtype: str,
     none: Tensor,
 ) -> Slices:
-    """Return the gradient of no lookup, with room for those of all parts of a batch.
+    """Return a gradient without lookups, with room for the lookups of all parts of a batch.
 
     Args:
         none: 0, as a value of the program: an array with this number of rows may grow in a loop.
@@ -154,14 +150,13 @@ def zeros(
 def add(sizes: Sequence[LookupSize], total: Slices, new: Slices, part: Part) -> Slices:
     """Add the lookups of a part of the batch. The totals of replicas may be added up."""
     new = new if len(new.values) == len(sizes) else new.joined()
-    pairs = zip(sizes, zip(*total, strict=True), zip(*new, strict=True), strict=True)
-    sums = [size.add(before, given, part) for size, before, given in pairs]
+    totals = zip(*total, strict=True)
+    lookups = zip(sizes, totals, zip(*new, strict=True), strict=True)
+    sums = [size.add(before, added, part) for size, before, added in lookups]
     return Slices(tuple(values for values, _ in sums), tuple(indices for _, indices in sums))
 
 
 def merge(sizes: Sequence[LookupSize], total: Slices) -> Slices:
     """Return the gradient of a batch whose parts are all added."""
-    triples = zip(sizes, *total, strict=True)
-    return total._replace(
-        values=tuple(size.merge(values, indices) for size, values, indices in triples)
-    )
+    lookups = zip(sizes, *total, strict=True)
+    return total._replace(values=tuple(size.merge(*lookup) for size, *lookup in lookups))

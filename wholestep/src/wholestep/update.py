@@ -265,7 +265,7 @@ class ObjectiveUpdate(Update):
             scratch, touched, places = row_plan.deduplicate(
                 state.scratch, look_up(inputs.values, data, rows)
             )
-            params = self.row_planner.in_hand(params, touched)
+            params = self.row_planner.with_rows(params, touched)
             inputs = inputs._replace(
                 values=inputs.values._replace(params=params), places=places, weights=weights
             )

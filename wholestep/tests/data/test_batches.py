@@ -239,14 +239,14 @@ class Counted(Pairs):
 
 
 class Content(ws.Objective):
-    """A loss that tells which rows there were: their mean."""
+    """A loss that identifies the rows of a batch: their mean."""
 
     def __call__(self, model, batch, training):
         return ws.Mean(batch["x"][:, 0] + 0 * model(batch["x"], training=training)[:, 0])
 
 
 def trained(data, stop=None):
-    """Train to the end of the epoch, or so many updates; return the first row of every batch."""
+    """Train for `num` updates or to the end of the epoch; return the first row of every batch."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     loop = ws.Trainer(model, Content(), optimizer=keras.optimizers.SGD(0.0)).steps(data)
     seen = [step.loss - 0.5 for step in islice(loop, stop)]
@@ -293,7 +293,7 @@ def test_a_stream_that_was_left_can_be_sought_in(place, goes_on):
     assert data.position == (place[0] + 1, 0)
 
 
-def test_an_iterator_keeps_what_was_loaded_ahead():
+def test_an_iterator_keeps_batches_that_were_loaded_ahead():
     data = ws.Batches(iter(Pairs()))
     trained(data, 3)
     data.seek(0)

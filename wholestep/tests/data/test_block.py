@@ -1,4 +1,4 @@
-"""A batch knows what its rows are called, what programs depend on, and how to be filled up."""
+"""A batch knows the numbers of its rows, the signature of its data, and its padding."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def resident(**changes):
     )
 
 
-def test_a_signature_says_all_but_the_rows_of_what_is_loaded():
+def test_a_signature_has_all_shapes_except_the_number_of_loaded_rows():
     narrower = batch(host={"x": X[:2], "y": None})
     assert batch().signature == narrower.signature
     assert hash(batch().signature) == hash(narrower.signature)
@@ -55,7 +55,7 @@ def test_a_signature_does_not_depend_on_the_order_of_names():
         (np.array([7, 5, 9]), np.array([0, 2]), [7, 9]),
     ],
 )
-def test_rows_are_called_what_the_source_calls_them(ids, own, names):
+def test_rows_have_the_numbers_of_the_source(ids, own, names):
     found = batch(ids=ids, local=own).names
     assert (found if found is None else found.tolist()) == names
 
@@ -66,7 +66,7 @@ def test_some_rows_are_those_at_places_of_the_update():
     assert some["x"].tolist() == [[10, 11], [14, 15], [10, 11]]
 
 
-def test_what_is_padded_repeats_rows_on_the_host_or_names_them_again():
+def test_padding_repeats_rows_on_the_host_or_names_them_again():
     padded = batch().padded(5)
     assert padded.host["x"].tolist() == X[[0, 1, 2, 0, 1]].tolist()
     assert (padded.host["y"], padded.rows.tolist()) == (None, [0, 1, 2, 3, 4])
@@ -76,7 +76,7 @@ def test_what_is_padded_repeats_rows_on_the_host_or_names_them_again():
     assert (part.host["x"] is X, part.num_rows) == (True, 5)
 
 
-def test_a_block_tells_what_the_rows_of_an_update_are_called():
+def test_a_block_returns_the_row_numbers_of_an_update():
     table = Table(np.array([[4, 3], [2, 1], [0, 0]], np.int32), np.array([2, 2, 1], np.int32), ())
     block = Block(None, None, table, 1, 2, (resident(),), (0, 1), (0, 3))
     assert [block.names(update).tolist() for update in range(2)] == [[2, 1], [0]]

@@ -19,7 +19,7 @@ PAD = -7
 
 
 def rows_of(lengths):
-    """Ragged rows that can be told apart: place p of row i holds 1000 i + p."""
+    """Distinct ragged rows: place p of row i holds 1000 i + p."""
     return [{"text": 1000 * i + np.arange(n), "label": i} for i, n in enumerate(lengths)]
 
 

@@ -1,4 +1,4 @@
-"""Class weights become the weight of every row, by its class; what has no meaning is refused."""
+"""Class weights become the weight of every row, by its class; other values are refused."""
 
 import keras
 import numpy as np

@@ -156,7 +156,7 @@ class Scaled(keras.Model):
     evaluate = predict = fit
 
 
-def test_columns_are_told_apart_before_a_preprocessor_has_them():
+def test_columns_are_selected_before_preprocessing():
     found = []
     for data in (of("more", "y"), (2 * X, TABLE["y"])):
         model = Scaled()

@@ -1,4 +1,4 @@
-"""Blocks name every row once, in order; what was loaded and not used comes again."""
+"""Blocks name every row once, in order; unused batches come again."""
 
 import traceback
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import wholestep as ws
 from wholestep import engines
 from wholestep.cut import Cut
 from wholestep.data import order
-from wholestep.data.block import Batch, share_out, stage
+from wholestep.data.block import Batch, FeedCache, share_out, stage
 from wholestep.data.feed import Loaded, Resident, open_feed
 
 
@@ -36,7 +36,7 @@ class Host:
 
 
 class Plan(NamedTuple):
-    """A plan that computes every update as it comes, at most so many in a dispatch."""
+    """A plan of full updates, with a limit on the updates of a dispatch."""
 
     cut: Cut
     length: int = 9
@@ -123,7 +123,12 @@ class Items:
 
 def test_loaded_blocks():
     feed = open_feed(
-        Host, ws.Batches(Items(), 3, shuffle=False), 0, whole, lambda batch, program: None, {}
+        Host,
+        ws.Batches(Items(), 3, shuffle=False),
+        0,
+        whole,
+        lambda batch, program: None,
+        FeedCache({}, {}),
     )
     assert isinstance(feed, Loaded)
     blocks = list(feed.blocks(None, lambda: 1))
@@ -247,7 +252,7 @@ def test_small_arrays_become_resident():
     def check(batch, program):
         return None
 
-    feed = open_feed(devices, ws.Batches(np.zeros(4)), 10**6, whole, check, {})
+    feed = open_feed(devices, ws.Batches(np.zeros(4)), 10**6, whole, check, FeedCache({}, {}))
     assert isinstance(feed, Resident)
 
 

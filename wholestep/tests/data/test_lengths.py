@@ -70,7 +70,7 @@ def rows_of(lengths):
         ),
     ],
 )
-def test_what_cannot_be(arguments, error, message):
+def test_invalid_lengths_boundaries_and_paddings_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         ws.Batches(
             rows_of([3, 2, 12]), **{"tokens": 64, "length": np.array([3, 2, 12])} | arguments

@@ -18,7 +18,7 @@ PAD = -7
 
 
 def rows_of(lengths):
-    """Ragged rows that can be told apart: place p of row i holds 1000 i + p."""
+    """Distinct ragged rows: place p of row i holds 1000 i + p."""
     return [
         {"text": 1000 * i + np.arange(n), "more": np.full((n, 2), float(i))}
         for i, n in enumerate(lengths)
@@ -127,7 +127,7 @@ def test_other_rows_meet_each_epoch_and_every_row_meets_many():
 
 
 def test_rows_of_one_length_meet_any_of_another():
-    """Each packed row holds one of 40 rows of length 5 and one of 40 of length 6."""
+    """Each packed row holds a row of length 5 and a row of length 6, of 40 rows each."""
     data = packed([5, 6] * 40, 40 * 11, boundaries=[11])
     packs = [frozenset(ids.tolist()) for epoch in range(8) for ids in data.select(epoch, 0).names]
     assert {len(pack) for pack in packs} == {2}
@@ -197,7 +197,7 @@ def test_arrays_are_packed_too_and_sequences_cut_off():
         ),
     ],
 )
-def test_what_cannot_be_packed(rows, arguments, error, message):
+def test_rows_that_cannot_be_packed_are_refused(rows, arguments, error, message):
     source = rows if isinstance(rows[0], dict) else Rows(rows)
     with pytest.raises(error, match=message):
         ws.Batches(source, **{"tokens": 64, "length": [3], "pack": True} | arguments)

@@ -1,4 +1,4 @@
-"""What a model's own fit, evaluate and predict do to the data first, the trainer does as well."""
+"""The trainer preprocesses data as the fit, evaluate and predict of a model do."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ HOW = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
 
 
 def counted(x, y=None, sample_weight=None):
-    """Count letters: what a tokenizer would do."""
+    """Count letters, in place of a tokenizer."""
     rows = np.array(
         [[str(text).count(letter) for letter in "abc"] for text in np.asarray(x)], "float32"
     )

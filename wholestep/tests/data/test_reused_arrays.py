@@ -9,7 +9,7 @@ from small import model, same
 import wholestep as ws
 from wholestep import ahead, tree
 from wholestep.data import block
-from wholestep.data.leaves import owned
+from wholestep.data.leaves import copying
 
 ROWS = 64
 SIZE = 4
@@ -128,6 +128,6 @@ def test_batches_that_are_padded_prepared_or_no_arrays_are_kept_too():
 
 def test_large_copies_are_aligned_and_arrays_that_pass_through_are_not_copied():
     given = np.zeros((256, 64), "float32"), np.zeros(256, "int64")
-    large, same_labels = owned(lambda batch: (batch[0] + 1, batch[1]))(given)
+    large, same_labels = copying(lambda batch: (batch[0] + 1, batch[1]))(given)
     assert tree.address(large) % 64 == 0
     assert same_labels is given[1]

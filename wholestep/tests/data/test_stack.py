@@ -134,7 +134,7 @@ def refuse(batch, program):
 @pytest.mark.parametrize(
     "feed", [stacking(ws.Batches(broken(6))), stacking(ws.Batches(broken(9)), refuse)]
 )
-def test_what_came_before_an_error_is_carried_out(feed):
+def test_updates_before_an_error_run(feed):
     used = []
     with pytest.raises(OSError, match="the disk is gone"):
         use_all(feed, used)
@@ -149,7 +149,7 @@ def use_all(feed, used):
 
 def test_stacked_batches_that_were_not_used_come_again():
     feed = stacking(ws.Batches(stream(12 * [(2,)])))
-    # the last three of the second block were not carried out
+    # the last three of the second block did not run
     assert use(feed, 2, 1) == [0, 1, 2, 3, 4]
     assert [batch.start for batch in feed.batches.unused] == [(0, 5), (0, 6), (0, 7)]
     assert use(feed, 0) == []  # and these were drawn, but not used

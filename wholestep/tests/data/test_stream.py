@@ -1,6 +1,4 @@
-"""A stream gives every batch once, also those that were looked at; it begins again with an epoch
-alone.
-"""
+"""A stream returns every batch once, peeked ones too; it restarts with an epoch only."""
 
 import signal
 import sys

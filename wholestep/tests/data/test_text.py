@@ -151,7 +151,7 @@ def test_text_of_every_kind_is_the_same_text(text):
 @on_tensorflow
 @pytest.mark.parametrize(("make", "kind"), [(of_rows, "ragged"), *later([(of_text, "text")])])
 @pytest.mark.slow
-def test_steps_and_batches_in_hand_take_them(make, kind):
+def test_steps_and_single_batches_take_them(make, kind):
     x = inputs(kind)
     one = ws.Trainer(make())
     two = ws.Trainer(make())

@@ -1,4 +1,4 @@
-"""A PyDataset's workers load ahead, and change nothing of what is trained on."""
+"""The workers of a PyDataset load ahead, and training data stay the same."""
 
 import gc
 import multiprocessing
@@ -232,7 +232,7 @@ def test_what_fails_in_a_process_is_raised_where_its_batch_would_come():
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_is_told_and_the_next_epoch_begins_anew():
+def test_a_killed_process_is_reported_and_the_next_epoch_begins_anew():
     class Killed(Forked):
         def __getitem__(self, number):
             if number == 4 and self.told == 1:
@@ -256,7 +256,7 @@ def load_on(pool):
 
 @pytest.mark.parametrize("times", [10, *later([30])])
 @pytest.mark.slow
-def test_a_process_that_is_killed_while_nobody_waits_is_told(times):
+def test_a_process_killed_while_no_thread_waits_is_reported(times):
     pool = workers.Forks(lambda number: os.getpid(), 2)
     for _ in range(times):  # the one that is killed may hold or await anything
         os.kill(pool.result(pool.submit(0)), signal.SIGKILL)
@@ -265,7 +265,7 @@ def test_a_process_that_is_killed_while_nobody_waits_is_told(times):
     assert multiprocessing.active_children() == []
 
 
-def test_a_process_that_waits_for_ever_is_told_of_and_ended(monkeypatch):
+def test_a_process_that_waits_for_ever_is_reported_and_ended(monkeypatch):
     class Waits(Forked):
         def __getitem__(self, number):
             if number == 2 and os.getpid() != parent:
@@ -307,14 +307,14 @@ def test_processes_end_with_the_one_that_they_load_for():
         time.sleep(0.1)
 
 
-def test_generators_that_every_process_has_a_copy_of_are_told():
+def test_generators_copied_to_every_process_cause_a_warning():
     data = Forked()
     data.noise = np.random.default_rng(0)
     with pytest.warns(UserWarning, match=r"Forked\.noise, a Generator: each process has a copy"):
         ws.Batches(data)
 
 
-def test_threads_end_with_the_data_set_that_nobody_holds_any_more():
+def test_threads_end_with_an_unreferenced_data_set():
     before = threading.enumerate()
     workers = Workers(Threads(lambda number: number, num=2), lambda number: number, most=3)
     workers.expect([1, 2, 3])

@@ -60,7 +60,7 @@ def build(optimizer="sgd", *, size=SIZE, dim=DIM, embedding=L.Embedding, **argum
 
 
 def updated(optimizer="sgd", microbatch_size="auto", *, updates=1, **arguments):
-    """Carry out updates on all rows; return what they changed and said, and the trainer."""
+    """Run updates on all rows; return the changed values, the logs and the trainer."""
     model = build(optimizer, **arguments)
     trainer = ws.Trainer(model, microbatch_size=microbatch_size)
     data = ws.Batches(((FOCAL, CONTEXT), Y, WEIGHT), ROWS, shuffle=False)
@@ -287,7 +287,7 @@ def prepared(make, ids, optimizer):
 
 
 def trained(make, ids, labels=Y, optimizer="sgd", **arguments):
-    """Carry out three updates; return what they left, and the trainer."""
+    """Run three updates; return the resulting values and the trainer."""
     trainer = ws.Trainer(prepared(make, ids, optimizer), **arguments)
     for _ in range(3):
         trainer.update((ids, labels))
@@ -428,7 +428,7 @@ class NextWord(ws.Objective):
 
 @pytest.mark.slow
 def test_an_update_that_looks_up_nothing():
-    """Sentences of one word have a bucket of their own; there is no next word in it."""
+    """Sentences of one word fill a separate bucket, without a next word."""
     rows = [{"words": np.arange(1, 1 + n)} for n in (1, 1, 1, 1, 5, 6, 5)]
     model = keras.Sequential([L.Embedding(SIZE, DIM, name="words"), L.Dense(9)])
     model.build((None, None))

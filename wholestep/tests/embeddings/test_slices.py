@@ -1,6 +1,4 @@
-"""Gradients by lookups: an update of embeddings is that of `keras.Model.fit` on each engine,
-however it is cut.
-"""
+"""Updates of embeddings equal those of `keras.Model.fit` on each engine, for any cut."""
 
 import itertools
 
@@ -82,7 +80,7 @@ class Tied(keras.layers.Layer):
 
 
 class Taken(keras.layers.Layer):
-    """Takes rows of a weight of its own."""
+    """Takes rows of an extra weight."""
 
     def build(self, shape):
         self.table = self.add_weight(shape=(WORDS, WIDTH))

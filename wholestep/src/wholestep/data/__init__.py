@@ -1,6 +1,4 @@
-"""Data: a source, a sampler and a position in it, on their way to the device. Other packages import
-from here.
-"""
+"""Data: a source, a sampler and a position, on their way to the device; the door of the room."""
 
 from wholestep.data.batches import Batches
 from wholestep.data.block import (
@@ -19,15 +17,15 @@ from wholestep.data.kinds import Data, classify
 from wholestep.data.leaves import (
     NUMBER_CLASSES,
     as_rows,
+    copied_batch,
     holds_numbers,
     numpy_batch,
-    own_batch,
     refuse_lists,
     text_as_arrays,
     to_numpy,
     without_none,
 )
-from wholestep.data.opening import go_to_epoch, in_turn, open_batches, replayable
+from wholestep.data.opening import compose, open_batches, replayable, seek_epoch
 from wholestep.data.sparse import dense, is_sparse
 from wholestep.data.weights import check_weights, class_weighted
 
@@ -45,21 +43,21 @@ __all__ = [
     "check_weights",
     "class_weighted",
     "classify",
+    "compose",
     "content_of",
+    "copied_batch",
     "dense",
     "digest_of",
-    "go_to_epoch",
     "holds_numbers",
-    "in_turn",
     "is_sparse",
     "layout_of",
     "most_in_a_dispatch",
     "numpy_batch",
     "open_batches",
     "open_feed",
-    "own_batch",
     "refuse_lists",
     "replayable",
+    "seek_epoch",
     "stack",
     "stage",
     "text_as_arrays",

@@ -11,8 +11,8 @@ import numpy as np
 from wholestep import tree
 from wholestep.checks import is_count, takes
 from wholestep.data.kinds import KeepsPosition, Position, classify
-from wholestep.data.leaves import Transform, owned
-from wholestep.data.order import Selection
+from wholestep.data.leaves import Transform, copying
+from wholestep.data.order import ALL, Selection
 from wholestep.data.sampler import Sampler, no_such_position, open_sampler
 from wholestep.data.shapes import LengthOptions
 from wholestep.data.source import Arrays, IndexedBatches, RowError, Source, open_source
@@ -101,7 +101,7 @@ class Batches(KeepsPosition):
         seed: int = 0,
         shuffle: bool | str = True,
         tokens: int | None = None,
-        length: Tree | Callable[[Any], Any] = None,
+        length: Tree | Callable = None,
         boundaries: Tree = None,
         pad: Tree = 0,
         truncate: bool = False,
@@ -284,12 +284,14 @@ class Batches(KeepsPosition):
         prepared = copy.copy(self)
         prepared._at = self._at
         prepared.unused = self.unused
-        prepared._prepare = owned(prepare)
+        prepared._prepare = copying(prepare)
         return prepared
 
     def __copy__(self) -> "Batches":
         other = object.__new__(type(self))
-        vars(other).update(vars(self), _at=[*self._at], unused=[*self.unused])
+        vars(other).update(vars(self))
+        other._at = list(self._at)
+        other.unused = list(self.unused)
         return other
 
     # ---- the batches ----
@@ -360,7 +362,7 @@ class Batches(KeepsPosition):
             self._numbered.begin_epoch()
         assert not isinstance(self.sampler, BatchStream)
         selection = selection or self.select(epoch, step)
-        batch = self.sampler.load(selection, slice(None) if places is None else places)
+        batch = self.sampler.load(selection, ALL if places is None else places)
         batch = self._prepared(batch)
         num = self.num_batches
         if num is None or step + 1 < num:

@@ -5,9 +5,11 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy import ndarray
 
 from wholestep import tree
 from wholestep.cut import Cut
+from wholestep.data.kinds import Position
 from wholestep.engines import Devices
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
@@ -35,12 +37,12 @@ class Batch(NamedTuple):
 
     host: Tree
     data: Tree
-    rows: np.ndarray
+    rows: ndarray
     full: int
     ids: Any
-    local: np.ndarray | None
-    start: tuple[int, int]
-    end: tuple[int, int]
+    local: ndarray | None
+    start: Position
+    end: Position
     state: Any = None
     kind: str = ""
 
@@ -65,13 +67,13 @@ class Batch(NamedTuple):
         return self.signature, self.is_resident
 
     @property
-    def names(self) -> np.ndarray | None:
+    def names(self) -> ndarray | None:
         """The row numbers that errors show for the rows in `host`; None to show their indices."""
         if self.is_resident or self.ids is None:
             return self.local
         return self.ids if self.local is None else self.ids[self.local]
 
-    def rows_at(self, places: np.ndarray | slice) -> Tree:
+    def rows_at(self, places: ndarray | slice) -> Tree:
         """Return the rows at these places of the update, on the host; it must be loaded in full."""
         assert self.local is None
         rows = self.rows[places]
@@ -131,8 +133,8 @@ class Table(NamedTuple):
         placed: both arrays as a program takes them.
     """
 
-    rows: np.ndarray
-    counts: np.ndarray
+    rows: ndarray
+    counts: ndarray
     placed: tuple
 
 
@@ -170,12 +172,12 @@ class Block(NamedTuple):
     first: int
     num: int
     batches: tuple[Batch, ...]
-    start: tuple[int, int]
-    end: tuple[int, int]
+    start: Position
+    end: Position
     follow: int = 0
     may_be_read: bool = False
 
-    def names(self, update: int) -> np.ndarray:
+    def names(self, update: int) -> ndarray:
         """Return the numbers of an update's rows in the user's source, (rows,), or indices."""
         if self.batches[0].is_resident:
             place = self.first + update
@@ -184,7 +186,7 @@ class Block(NamedTuple):
         return batch.rows if batch.ids is None else batch.ids
 
 
-def stage(devices: Devices, batch: Batch, cut: Cut) -> tuple[Any, np.ndarray]:
+def stage(devices: Devices, batch: Batch, cut: Cut) -> tuple[Any, ndarray]:
     """Return the data of an update as a program takes them, and the row index of every place.
 
     Returns:
@@ -204,14 +206,14 @@ def _data_of(devices: Devices, batch: Batch, cut: Cut) -> Any:
     return devices.stage(tree.map_leaves(np.asarray, batch.host), shares)
 
 
-def _rows_of(devices: Devices, batch: Batch, cut: Cut) -> np.ndarray:
+def _rows_of(devices: Devices, batch: Batch, cut: Cut) -> ndarray:
     if batch.is_resident or devices.num_replicas == 1:
         return np.resize(batch.rows, cut.places)
     return share_out(cut, devices.num_replicas)[1]
 
 
 @lru_cache(maxsize=64)
-def share_out(cut: Cut, num: int) -> tuple[np.ndarray, np.ndarray]:
+def share_out(cut: Cut, num: int) -> tuple[ndarray, ndarray]:
     """Share out the places of an update to replicas: replica r works on part r of each microbatch.
 
     Returns:
@@ -257,23 +259,23 @@ def block_of(devices: Devices, row_tables: dict, program: Planned, batches: list
     first = batches[0]
     last = batches[-1]
     cut = program.cut
-    whole = batches
+    padded = batches
     if devices.num_replicas == 1:
-        whole = [batch.padded(cut.rows) for batch in batches]
+        padded = [batch.padded(cut.rows) for batch in batches]
     room = program.num_stacked
-    data = devices.stage(stack(whole, room)) if room > 1 else _data_of(devices, whole[0], cut)
+    data = devices.stage(stack(padded, room)) if room > 1 else _data_of(devices, padded[0], cut)
     key = (program.length, cut, first.num_rows)
     if key not in row_tables:
         if room > 1:
-            rows = stacked_rows(whole[0], cut, room)
+            rows = stacked_rows(padded[0], cut, room)
         else:
-            rows = _rows_of(devices, whole[0], cut)[None]
+            rows = _rows_of(devices, padded[0], cut)[None]
         row_tables[key] = table_of(devices, program, rows, first.num_rows)
     table = row_tables[key]
     return Block(program, data, table, 0, len(batches), tuple(batches), first.start, last.end)
 
 
-def table_of(devices: Devices, program: Planned, rows: np.ndarray, num_rows: int) -> Table:
+def table_of(devices: Devices, program: Planned, rows: ndarray, num_rows: int) -> Table:
     """Return a table of updates of `num_rows` rows: int32 (updates, places)."""
     named = np.zeros((program.length, rows.shape[1]), np.int32)
     counts = np.full((program.length,), num_rows, np.int32)
@@ -310,13 +312,13 @@ def stack(batches: list[Batch], room: int) -> Any:
     return tree.map_leaves(partial(_one_after_another, room), *[batch.host for batch in batches])
 
 
-def stacked_rows(batch: Batch, cut: Cut, room: int) -> np.ndarray:
+def stacked_rows(batch: Batch, cut: Cut, room: int) -> ndarray:
     """Return the row indices of every update in stacked data, int32 (room, places)."""
     starts = np.arange(0, room * batch.num_rows, batch.num_rows, dtype=np.int32)
     return starts[:, None] + np.resize(batch.rows, cut.places)
 
 
-def _one_after_another(room: int, *leaves: np.ndarray) -> np.ndarray:
+def _one_after_another(room: int, *leaves: ndarray) -> ndarray:
     like = leaves[0]
     size = len(like)
     shape = (room * size, *like.shape[1:])
@@ -331,7 +333,7 @@ def _one_after_another(room: int, *leaves: np.ndarray) -> np.ndarray:
 
 
 def _signature(part: Any, first_axis: int) -> Any:
-    if isinstance(part, np.ndarray) and part.dtype.kind != "O":  # as most are
+    if isinstance(part, ndarray) and part.dtype.kind != "O":  # as most are
         return part.shape[first_axis:], part.dtype
     if part is None:
         return None

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy import ndarray
 
 from wholestep import tree
-from wholestep.data.order import Order, Selection
+from wholestep.data.order import ALL, Order, Places, Selection
 from wholestep.data.sequences import Sequences
 from wholestep.data.shapes import NONE, LengthOptions, assign_shapes, best_shapes, user_shapes
 from wholestep.errors import BatchError, message
@@ -30,11 +31,11 @@ class Buckets:
     """
 
     sequences: Sequences
-    shapes: np.ndarray
-    sizes: np.ndarray
-    by_bucket: np.ndarray
-    starts: np.ndarray
-    firsts: np.ndarray
+    shapes: ndarray
+    sizes: ndarray
+    by_bucket: ndarray
+    starts: ndarray
+    firsts: ndarray
     seed: int
     shuffle: bool
 
@@ -51,20 +52,22 @@ class Buckets:
     @property
     def batch_shapes(self) -> list[tuple[int, ...]]:
         """The rows of a full batch and the padded length of each sequence, for every bucket."""
-        return [tuple(shape) for shape in np.column_stack([self.sizes, self.shapes]).tolist()]
+        shapes = np.column_stack([self.sizes, self.shapes])
+        return [tuple(shape) for shape in shapes.tolist()]
 
     def select(self, epoch: int, step: int) -> Selection:
         """Select the rows of a batch; its layout is their padded shape."""
-        number = Order(self.num_batches, self.seed, self.shuffle).rows(epoch, step, step + 1)[0]
+        batches = Order(self.num_batches, self.seed, self.shuffle)
+        number = int(batches.rows(epoch, step, step + 1)[0])
         bucket = int(np.searchsorted(self.firsts, number, side="right")) - 1
         size = int(self.sizes[bucket])
         start, end = self.starts[bucket : bucket + 2].tolist()
         order = Order(end - start, self.seed, self.shuffle, stream=bucket + 1)
-        places = order.batch(epoch, int(number - self.firsts[bucket]), size)
+        places = order.batch(epoch, number - int(self.firsts[bucket]), size)
         rows = self.by_bucket[start + places].astype(np.int64)
         return Selection(rows, rows, size, self.shapes[bucket])
 
-    def load(self, selection: Selection, places: np.ndarray | slice = slice(None)) -> Tree:
+    def load(self, selection: Selection, places: Places = ALL) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays."""
         return self.sequences.padded(selection.rows[places], selection.layout)
 
@@ -82,10 +85,7 @@ def make_buckets(
         BatchError: a row that no shape holds, or that takes more places than the budget.
     """
     if options.boundaries is None:
-        totals = sequences.totals
-        longest = int(np.argmax(totals))
-        if totals[longest] > tokens:
-            raise too_large(sequences, longest, totals[longest], tokens)
+        _check_places(sequences, sequences.totals, tokens)
         shapes = best_shapes(sequences.lengths, tokens)
     else:
         shapes = user_shapes(options.boundaries, sequences.paths)
@@ -94,27 +94,29 @@ def make_buckets(
     shape_of = assign_shapes(sequences.lengths, shapes)
     counts = np.bincount(shape_of, minlength=NONE + 1)
     if counts[NONE]:
-        raise too_long(sequences, int(np.argmax(shape_of == NONE)), shapes.max(axis=0))
+        raise too_long(sequences, int(np.argmax(shape_of)), shapes.max(axis=0))
+    _check_places(sequences, shapes.sum(axis=1)[shape_of], tokens)
     used = np.flatnonzero(counts)
     counts = counts[used]
     shapes = shapes[used]
-    places = shapes.sum(axis=1)
-    for number, most in zip(used, places, strict=True):
-        if most > tokens:
-            longest = int(np.argmax(np.where(shape_of == number, sequences.totals, -1)))
-            raise too_large(sequences, longest, most, tokens)
-    sizes = np.minimum(tokens // places, counts)
+    sizes = np.minimum(tokens // shapes.sum(axis=1), counts)
     by_bucket = np.argsort(shape_of, kind="stable").astype(np.int32)
     firsts = ends(-(-counts // sizes))
     return Buckets(sequences, shapes, sizes, by_bucket, ends(counts), firsts, seed, shuffle)
 
 
-def ends(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+def _check_places(sequences: Sequences, places: ndarray, tokens: int) -> None:
+    row = int(np.argmax(places))
+    if places[row] > tokens:
+        raise too_large(sequences, row, places[row], tokens)
+
+
+def ends(counts: Sequence[int] | ndarray) -> ndarray:
     """Return the start of each of several consecutive parts of these sizes, and the end."""
     return np.concatenate([[0], np.cumsum(counts)])
 
 
-def too_long(sequences: Sequences, row: int, largest: np.ndarray) -> BatchError:
+def too_long(sequences: Sequences, row: int, largest: ndarray) -> BatchError:
     """Return the error that names a row that no shape holds."""
     names = [tree.name(path, "length") for path in sequences.paths]
     most = ", ".join(f"{name} {length}" for name, length in zip(names, largest, strict=True))

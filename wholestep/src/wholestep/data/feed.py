@@ -1,9 +1,11 @@
 """Feeds bring batches to the device: as row numbers of resident data, or loaded when needed."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from wholestep import tree
 from wholestep.data.batches import Batches
@@ -29,9 +31,11 @@ from wholestep.safety import TerminatedWaiting, uninterrupted, waiting
 from wholestep.tree import Tree
 
 _MOST_NAMED = 1 << 16  # row numbers that are computed at once, unless a dispatch takes more
+Count = Callable[[], int]
 _PART = 16  # 1/16 of the updates that fit a dispatch are stacked: enough to hide its cost
 
 
+@dataclass(eq=False)
 class _Feed:
     """The batches of a call on their way to the device.
 
@@ -40,12 +44,11 @@ class _Feed:
         check: raises an error for data that an update by its program may not use.
     """
 
-    def __init__(self, devices: Devices, batches: Batches, plan: Plan, check: Check):
-        self.batches = batches
-        self._devices = devices
-        self._plan = plan
-        self._check = check
-        self._num_moves = batches.num_moves
+    devices: Devices
+    batches: Batches
+    plan: Plan
+    check: Check
+    _num_moves: int = field(default=0, init=False)
 
     def _begin(self) -> Position:
         """Begin a pass, and return its position."""
@@ -97,17 +100,18 @@ class NamedRows(NamedTuple):
         return self.epoch == epoch and self.start <= step and step + num <= self.end
 
 
+@dataclass(eq=False)
 class Resident(_Feed):
     """Arrays that stay on the device; a block names rows."""
 
-    def __init__(self, devices: Devices, batches: Batches, plan: Plan, check: Check):
-        super().__init__(devices, batches, plan, check)
-        assert isinstance(batches.sampler, FixedSize)
-        self.order = batches.sampler.order
-        self.batch_size = batches.sampler.size
-        num_mib = tree.num_bytes(batches.arrays) / 2**20
-        self.where = f"The data stay on the device ({num_mib:.1f} MiB)."
-        self._data, self._wait = devices.resident(batches.arrays)
+    def __post_init__(self) -> None:
+        sampler = self.batches.sampler
+        arrays = self.batches.arrays
+        assert isinstance(sampler, FixedSize)
+        self.order = sampler.order
+        self.batch_size = sampler.size
+        self.where = f"The data stay on the device ({tree.num_bytes(arrays) / 2**20:.1f} MiB)."
+        self._data, self._wait = self.devices.resident(arrays)
         self._num_full = self.order.num_rows // self.batch_size
         self._most_named = _MOST_NAMED // self.batch_size
         self._named: NamedRows | None = None
@@ -117,10 +121,10 @@ class Resident(_Feed):
     def blocks(
         self,
         num: int | None,
-        size: Callable[[], int],
+        size: Count,
         *,
         once: bool = False,
-        ahead: Callable[[], int] | None = None,
+        ahead: Count | None = None,
     ) -> Iterator[Block]:
         """Yield blocks of at most size() updates, `num` in all (None: to the end of the epoch).
 
@@ -159,9 +163,9 @@ class Resident(_Feed):
                 self.batches.arrays, self._data, rows, self.batch_size, None, None, start, end
             )
             self._examples[is_full] = batch
-        program = self._plan(batch)
+        program = self.plan(batch)
         if not self._is_checked:
-            self._check(batch, program)
+            self.check(batch, program)
             self._wait()
             self._is_checked = True
         alike = self._num_full - step if is_full else 1
@@ -182,23 +186,24 @@ class Resident(_Feed):
             follow=most - num,
         )
 
-    def _rows(self, epoch: int, step: int, num: int) -> np.ndarray:
+    def _rows(self, epoch: int, step: int, num: int) -> ndarray:
         """Return the rows of `num` updates of one size, int32 (updates, rows)."""
         start = step * self.batch_size
         stop = min(start + num * self.batch_size, self.order.num_rows)
-        return self.order.rows(epoch, start, stop).astype(np.int32).reshape(num, -1)
+        rows = self.order.rows(epoch, start, stop)
+        return rows.astype(np.int32).reshape(num, -1)
 
     def _table(self, program: Planned, epoch: int, step: int, num: int, alike: int) -> NamedRows:
         """Return a table that holds these updates, of the `alike` ones that begin with them."""
         places = program.cut.places
-        known = self._named
+        named = self._named
         shape = (program.length, places)
-        if known and known.table.rows.shape == shape and known.hold(epoch, step, num):
-            return known
+        if named and named.table.rows.shape == shape and named.hold(epoch, step, num):
+            return named
         num = min(program.length, alike, max(num, self._most_named))
         rows = self._rows(epoch, step, num)
         padded = np.take(rows, np.arange(places), axis=1, mode="wrap")
-        table = table_of(self._devices, program, padded, rows.shape[1])
+        table = table_of(self.devices, program, padded, rows.shape[1])
         self._named = NamedRows(epoch, step, step + num, table)
         return self._named
 
@@ -246,7 +251,7 @@ class BatchQueue:
         self._has_ended = is_last or self._epoch is not None
 
     def send(self) -> Batch:
-        """Return the first batch, and keep it among those that were sent."""
+        """Return the first batch, and keep it among the sent ones."""
         batch = self.drawn.pop(0)
         self._sent.append(batch)
         return batch
@@ -263,9 +268,9 @@ class BatchQueue:
         del self._sent[:num]
 
 
+@dataclass(eq=False)
 class Loaded(_Feed):
-    """Batches that are loaded while the device computes earlier ones; a block stacks batches of one
-    program.
+    """Batches that are loaded while the device computes; a block stacks batches of one program.
 
     With several processes, each loads only the rows of its replicas, as soon as the plan is known.
 
@@ -274,33 +279,25 @@ class Loaded(_Feed):
         why: the reason why the data do not stay on the device.
     """
 
-    def __init__(
-        self,
-        devices: Devices,
-        batches: Batches,
-        plan: Plan,
-        check: Check,
-        cache: FeedCache | None = None,
-        why: str = "",
-    ):
-        super().__init__(devices, batches, plan, check)
-        self.where = f"Batches are loaded as they are needed{why and f' ({why})'}."
+    cache: FeedCache = field(default_factory=lambda: FeedCache({}, {}))
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        why = self.why and f" ({self.why})"
+        self.where = f"Batches are loaded as they are needed{why}."
         # by the rows of an update, full and real
         self._programs: dict[tuple[int, int], Planned] = {}
-        self._cache = cache or FeedCache({}, {})
-        self._largest = dict(
-            self._cache.largest
-        )  # counts drawn batches; the cache counts sent ones
+        self._largest = dict(self.cache.largest)  # counts drawn batches; the cache counts sent ones
         self._is_open = False
         self._queue = BatchQueue()
 
     def blocks(
         self,
         num: int | None,
-        size: Callable[[], int],
+        size: Count,
         *,
         once: bool = False,
-        ahead: Callable[[], int] | None = None,
+        ahead: Count | None = None,
     ) -> Iterator[Block]:
         """Yield blocks of at most size()/16 updates, or one: a block waits for its last batch.
 
@@ -322,7 +319,7 @@ class Loaded(_Feed):
                 early = ahead() if ahead is not None and may_be_read else 1
                 most = min(program.num_stacked, max(1, size() // _PART, early))
                 batches = self._alike(program, most)
-                block = block_of(self._devices, self._cache.row_tables, program, batches)
+                block = block_of(self.devices, self.cache.row_tables, program, batches)
                 block = block._replace(may_be_read=may_be_read)
                 for part in [block] if ahead is None else _one_by_one(block, size):
                     yield part
@@ -339,7 +336,7 @@ class Loaded(_Feed):
         """Record that a block was sent; draw the next batches, if more parts of it follow."""
         for batch in block.batches:
             if batch.kind:
-                _note_size(self._cache.largest, batch)
+                _note_size(self.cache.largest, batch)
         if block.may_be_read and block.first == 0 and block.follow:
             self._fill(block.num + block.follow)
 
@@ -355,9 +352,9 @@ class Loaded(_Feed):
 
     def _planned(self, batch: Batch) -> Planned:
         """Return the program of an update, after checking its batch."""
-        program = self._plan(batch)
+        program = self.plan(batch)
         self._programs[batch.full, batch.num_rows] = program
-        self._check(batch, program)
+        self.check(batch, program)
         return program
 
     def _alike(self, program: Planned, most: int) -> list[Batch]:
@@ -417,9 +414,9 @@ class Loaded(_Feed):
                 queue.error = error
         return len(queue.drawn)
 
-    def _local_rows(self, selection: Selection | None) -> np.ndarray | None:
+    def _local_rows(self, selection: Selection | None) -> ndarray | None:
         """Return which rows of a batch this process must load; None for all."""
-        devices = self._devices
+        devices = self.devices
         if selection is None or len(devices.local_replicas) == devices.num_replicas:
             return None
         count = len(selection.names)
@@ -433,13 +430,14 @@ class Loaded(_Feed):
         self,
         host: Tree,
         selection: Selection | None,
-        local: np.ndarray | None,
+        local: ndarray | None,
         start: Position,
         end: Position,
     ) -> Batch:
         if selection is None:
             count = num_rows_of(host)
-            kind = str([tuple(leaf.shape[1:]) for leaf in tree.leaves(host)])
+            row_shapes = [tuple(leaf.shape[1:]) for leaf in tree.leaves(host)]
+            kind = str(row_shapes)
             full = max(self._largest.get(kind, 0), count)
             names = None
         else:
@@ -456,7 +454,7 @@ def _note_size(largest: dict[str, int], batch: Batch) -> None:
     largest[batch.kind] = max(largest.get(batch.kind, 0), batch.full)
 
 
-def _one_by_one(block: Block, size: Callable[[], int]) -> Iterator[Block]:
+def _one_by_one(block: Block, size: Count) -> Iterator[Block]:
     """Yield the updates of a block, at most size() at a time; each part says how many follow it."""
     done = 0
     while done < block.num:
@@ -478,12 +476,7 @@ Feed = Resident | Loaded
 
 
 def open_feed(
-    devices: Devices,
-    batches: Batches,
-    limit: int,
-    plan: Plan,
-    check: Check,
-    cache: FeedCache | None = None,
+    devices: Devices, batches: Batches, limit: int, plan: Plan, check: Check, cache: FeedCache
 ) -> Feed:
     """Return a feed; arrays of at most `limit` bytes become resident."""
     size = tree.num_bytes(batches.arrays)

@@ -110,7 +110,8 @@ class Data:
         nested = [isinstance(item, dict | list | tuple) for item in items]
         if not any(nested):
             return False
-        return all(nested) or len({np.shape(leaf)[:1] for leaf in tree.leaves(items)}) > 1
+        lengths = {np.shape(leaf)[:1] for leaf in tree.leaves(items)}
+        return all(nested) or len(lengths) > 1
 
 
 def classify(source: object) -> Data:
@@ -122,22 +123,24 @@ def classify(source: object) -> Data:
     if isinstance(source, keras.utils.PyDataset):
         return Data(source, Kind.NUMBERED)
     source = text_as_arrays(source)
-    if is_nest_of_arrays(source):
-        return Data(source, Kind.ARRAYS)
     module = type(source).__module__
-    if module.startswith("tensorflow.python.distribute"):
-        return Data(source, Kind.SHARED)
-    if isinstance(source, type) or isroutine(source):
-        return Data(source, Kind.FUNCTION)
-    is_indexed = hasattr(source, "__getitem__")
-    is_of_datasets = module.split(".")[0] == "datasets"
-    has_columns = is_of_datasets and is_indexed and hasattr(source, "column_names")
+    is_of_datasets = module.split(".")[0] == "datasets" and hasattr(source, "__getitem__")
+    has_columns = is_of_datasets and hasattr(source, "column_names")
     is_loader = _is_loader(source, module)
-    if is_indexed and hasattr(source, "__len__") and not is_loader:
-        return Data(source, Kind.ROWS, has_columns)
-    kind = Kind.STREAM if hasattr(source, "__iter__") else Kind.UNKNOWN
     prefetches = is_loader or module.startswith("grain.")
-    return Data(source, kind, has_columns, prefetches)
+    return Data(source, _kind_of(source, module, is_loader), has_columns, prefetches)
+
+
+def _kind_of(source: object, module: str, is_loader: bool) -> Kind:
+    if is_nest_of_arrays(source):
+        return Kind.ARRAYS
+    if module.startswith("tensorflow.python.distribute"):
+        return Kind.SHARED
+    if isinstance(source, type) or isroutine(source):
+        return Kind.FUNCTION
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not is_loader:
+        return Kind.ROWS
+    return Kind.STREAM if hasattr(source, "__iter__") else Kind.UNKNOWN
 
 
 def is_nest_of_arrays(source: object) -> bool:

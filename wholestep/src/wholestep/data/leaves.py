@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from numpy import ndarray
 
 from wholestep import tree
 from wholestep.data.sparse import SparseRows, dense, is_sparse
@@ -38,22 +39,22 @@ def numpy_batch(batch: Tree) -> Tree:
     return checked(_with_numpy(batch, to_numpy))
 
 
-def own_batch(batch: Tree, prepare: Transform | None = None) -> Tree:
+def copied_batch(batch: Tree, prepare: Transform | None = None) -> Tree:
     """Return a copy of a user's batch, prepared and checked: a generator may refill its arrays."""
     copied = _with_numpy(batch, lambda leaf: np.array(to_numpy(leaf)))
     return checked(copied if prepare is None else _transformed(prepare, copied))
 
 
-def owned(transform: Transform) -> Transform:
+def copying(transform: Transform) -> Transform:
     """Return a transform whose results are copies, as the given one may refill its arrays.
 
     Arrays that are also arrays of the batch are not copied, as no other batch shares them.
     """
 
     def transformed(batch: Tree) -> Tree:
-        known = {id(leaf): leaf for leaf in tree.leaves(batch)}
+        shared = {id(leaf): leaf for leaf in tree.leaves(batch)}
         result = _transformed(transform, batch)
-        return tree.map_leaves(lambda leaf: leaf if id(leaf) in known else _copied(leaf), result)
+        return tree.map_leaves(lambda leaf: leaf if id(leaf) in shared else _copied(leaf), result)
 
     return transformed
 
@@ -75,7 +76,7 @@ def _copied(leaf: Any) -> Any:
 
 
 def _in_numpy(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, np.ndarray | SparseRows) else to_numpy(leaf)
+    return leaf if isinstance(leaf, ndarray | SparseRows) else to_numpy(leaf)
 
 
 def text_as_arrays(source: Tree) -> Any:
@@ -93,7 +94,7 @@ def _is_string(value: object) -> bool:
     return isinstance(value, str | bytes)
 
 
-def _with_numpy(batch: Tree, convert: Callable[[Any], np.ndarray]) -> Tree:
+def _with_numpy(batch: Tree, convert: Callable[[Any], ndarray]) -> Tree:
     """Return a user's batch with converted leaves."""
     # most batches need no look inside
     if type(batch) is not tuple or not all(map(_is_array_of_numbers, batch)):
@@ -125,7 +126,7 @@ def without_none(batch: Tree) -> Any:
 def with_arrays(row: Tree) -> Tree:
     """Return a row in which a list of numbers is an array, a leaf."""
 
-    def as_array(part: object) -> np.ndarray | None:
+    def as_array(part: object) -> ndarray | None:
         numbers = int, float, np.number
         if isinstance(part, list) and all(isinstance(number, numbers) for number in part):
             return np.asarray(part)
@@ -134,7 +135,7 @@ def with_arrays(row: Tree) -> Tree:
     return keras.tree.traverse(as_array, row)
 
 
-def by_leaf(loaded: list, rows: np.ndarray, like: Tree) -> list[tuple[tuple, list]]:
+def by_leaf(loaded: list, rows: ndarray, like: Tree) -> list[tuple[tuple, list]]:
     """Return (path, its part of each row) for every leaf of these rows.
 
     Raises:
@@ -149,7 +150,8 @@ def by_leaf(loaded: list, rows: np.ndarray, like: Tree) -> list[tuple[tuple, lis
             received = f"{_names(row_paths)} in row {number}, {_names(paths)} in others"
             raise BatchError(message(must, received, "give every row the same leaves."))
         columns.append(leaves)
-    return list(zip(paths, map(list, zip(*columns, strict=True)), strict=True))
+    by_path = zip(paths, zip(*columns, strict=True), strict=True)
+    return [(path, list(column)) for path, column in by_path]
 
 
 def _flattened(row: Tree) -> tuple[list[tuple], list]:
@@ -162,7 +164,7 @@ def _names(paths: list[tuple]) -> str:
     return ", ".join(tree.name(path, "row") for path in paths)
 
 
-def stack_column(path: tuple, rows: np.ndarray, column: list, attempt: str) -> np.ndarray | None:
+def stack_column(path: tuple, rows: ndarray, column: list, attempt: str) -> ndarray | None:
     """Return one leaf of these rows as one array; None if all rows have None there.
 
     Raises:
@@ -177,12 +179,14 @@ def stack_column(path: tuple, rows: np.ndarray, column: list, attempt: str) -> n
             must = f"{tree.name(path, 'row')} must have one shape in all rows of a batch."
             received = f"{shape} in row {row}, {first} in row {rows[0]}"
             raise BatchError(message(must, received, attempt))
-    return np.array(column, object) if all(map(_is_string, column)) else to_numpy(np.stack(column))
+    if all(map(_is_string, column)):
+        return np.array(column, object)
+    return to_numpy(np.stack(column))
 
 
-def to_numpy(leaf: object) -> np.ndarray:
+def to_numpy(leaf: object) -> ndarray:
     """Return a leaf as numpy, dense; floats in Keras' floatx."""
-    if type(leaf) is np.ndarray:
+    if type(leaf) is ndarray:
         return _in_floatx(leaf)
     if is_sparse(leaf):
         leaf = dense(leaf)
@@ -196,19 +200,19 @@ def to_numpy(leaf: object) -> np.ndarray:
     return _in_floatx(_of_pandas(leaf) if hasattr(leaf, "to_numpy") else np.asarray(leaf))
 
 
-def as_rows(leaf: object) -> np.ndarray | SparseRows:
+def as_rows(leaf: object) -> ndarray | SparseRows:
     """Return a leaf whose rows can be sliced by their numbers: numpy, or the entries if sparse."""
     return SparseRows.of(leaf) if is_sparse(leaf) else to_numpy(leaf)
 
 
-def _in_floatx(array: np.ndarray) -> np.ndarray:
+def _in_floatx(array: ndarray) -> ndarray:
     kind = array.dtype.kind
     if kind == "f" or (kind == "V" and array.dtype.name == "bfloat16"):
         return array.astype(keras.config.floatx(), copy=False)
     return array
 
 
-def _of_pandas(leaf: Any) -> np.ndarray:
+def _of_pandas(leaf: Any) -> ndarray:
     """Return a table as an array; a pandas column as an array of shape (rows, 1), as in Keras."""
     array = np.asarray(leaf.to_numpy())
     if type(leaf).__module__.split(".")[0] != "pandas":
@@ -245,20 +249,20 @@ def checked(batch: Tree) -> Tree:
 
 
 def _is_array_of_numbers(leaf: object) -> bool:
-    return isinstance(leaf, np.ndarray) and leaf.dtype.kind in _NUMBERS
+    return isinstance(leaf, ndarray) and leaf.dtype.kind in _NUMBERS
 
 
-def _is_text_or_ragged(leaf: np.ndarray) -> bool:
+def _is_text_or_ragged(leaf: ndarray) -> bool:
     if not tree.is_ragged(leaf):
         return leaf.dtype.kind in "US" or all(map(_is_string, leaf.flat))
-    rows = [row for row in leaf if isinstance(row, np.ndarray) and row.ndim]
+    rows = [row for row in leaf if isinstance(row, ndarray) and row.ndim]
     kinds = {(row.shape[1:], row.dtype) for row in rows}
     if len(rows) < len(leaf) or len(kinds) > 1:
         return False
     return all(row.dtype.kind in _NUMBERS or _is_text_or_ragged(row) for row in rows if len(row))
 
 
-def _unknown_kind(name: str, leaf: np.ndarray, *, is_label: bool) -> BatchError:
+def _unknown_kind(name: str, leaf: ndarray, *, is_label: bool) -> BatchError:
     kind = leaf.dtype.kind
     must = f"{name} must hold {'real ' if kind == 'c' else ''}numbers."
     received = f"dtype {leaf.dtype}"
@@ -278,7 +282,7 @@ def _unknown_kind(name: str, leaf: np.ndarray, *, is_label: bool) -> BatchError:
     return BatchError(message(must, received, attempt))
 
 
-def _is_of_numbers(leaf: np.ndarray) -> bool:
+def _is_of_numbers(leaf: ndarray) -> bool:
     """Whether an array of objects holds numbers alone; None would become NaN, text is no number."""
     if leaf.dtype != object or any(part is None or _is_string(part) for part in leaf.flat):
         return False
@@ -293,7 +297,9 @@ def holds_numbers(part: object, depth: int = 9) -> bool:
     """Whether this is a list or tuple of Python numbers, or of such lists, at most `depth` deep."""
     if not isinstance(part, list | tuple) or not part or not depth:
         return False
-    return isinstance(part[0], int | float) or all(holds_numbers(item, depth - 1) for item in part)
+    if isinstance(part[0], int | float):
+        return True
+    return all(holds_numbers(item, depth - 1) for item in part)
 
 
 def refuse_lists(part: Tree, name: str) -> None:

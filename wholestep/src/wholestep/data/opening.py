@@ -32,7 +32,7 @@ def open_batches(
         data = Data(_Rows(data.content), Kind.ROWS)
     if data.are_ready:
         batch_size = None
-    return Batches(data, batch_size, transform=in_turn(prepare, transform), **how)
+    return Batches(data, batch_size, transform=compose(prepare, transform), **how)
 
 
 class _Rows:
@@ -48,14 +48,14 @@ class _Rows:
         return tree.map_leaves(lambda leaf: leaf[row], self.arrays)
 
 
-def in_turn(first: Transform | None, then: Transform | None) -> Transform | None:
+def compose(first: Transform | None, then: Transform | None) -> Transform | None:
     """Return the composition of both functions; None if there is neither."""
     if first is None or then is None:
         return first or then
     return lambda batch: then(first(batch))
 
 
-def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, once: bool) -> None:
+def seek_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, once: bool) -> None:
     """Move batches to the start of this epoch of a run, unless they are within it already.
 
     Args:

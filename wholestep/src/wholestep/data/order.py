@@ -1,5 +1,4 @@
-"""The order of rows in an epoch: a pure function of (seed, epoch), in O(1) memory for any number of
-rows.
+"""The order of rows in an epoch: a pure function of (seed, epoch), in O(1) memory.
 
 A keyed bijection of 0..n-1 (a balanced Feistel network on the next power of four, walking its
 cycles until the value is below n: Black and Rogaway, "Ciphers with arbitrary finite domains",
@@ -12,11 +11,14 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 _ROUNDS = 6
 _NUM_CACHED = 64  # chunks: two epochs of the rows that are named at once
 _CHUNK = 4096  # row numbers that are computed at once: hardly slower than one batch
 _GOLDEN = 0x9E3779B97F4A7C15
+Places = ndarray | slice
+ALL = slice(None)
 
 
 class Selection(NamedTuple):
@@ -30,8 +32,8 @@ class Selection(NamedTuple):
         layout: the place of the rows in the batch, in the sampler's format.
     """
 
-    rows: np.ndarray
-    names: np.ndarray
+    rows: ndarray
+    names: ndarray
     full: int
     layout: Any = None
 
@@ -59,7 +61,7 @@ class Order:
     stream: int = 0
     block: int = 0
 
-    def rows(self, epoch: int, start: int, stop: int) -> np.ndarray:
+    def rows(self, epoch: int, start: int, stop: int) -> ndarray:
         """Return the row numbers at places start..stop-1 of the epoch, int64 (stop - start,)."""
         if not self.shuffle:
             return np.arange(start, stop, dtype=np.int64)
@@ -71,14 +73,14 @@ class Order:
         begin = first * _CHUNK
         return np.concatenate(chunks)[start - begin : stop - begin]
 
-    def batch(self, epoch: int, step: int, size: int) -> np.ndarray:
+    def batch(self, epoch: int, step: int, size: int) -> ndarray:
         """Return the row numbers of batch `step` of the epoch; the last batch may be short."""
         start = step * size
         return self.rows(epoch, start, min(start + size, self.num_rows))
 
 
 @lru_cache(maxsize=_NUM_CACHED)
-def _chunk(order: Order, epoch: int, number: int) -> np.ndarray:
+def _chunk(order: Order, epoch: int, number: int) -> ndarray:
     """Return the row numbers of a chunk of an epoch, read-only, as they are cached."""
     start = number * _CHUNK
     rows = _permuted(order, epoch, start, min(start + _CHUNK, order.num_rows))
@@ -86,7 +88,7 @@ def _chunk(order: Order, epoch: int, number: int) -> np.ndarray:
     return rows
 
 
-def _permuted(order: Order, epoch: int, start: int, stop: int) -> np.ndarray:
+def _permuted(order: Order, epoch: int, start: int, stop: int) -> ndarray:
     places = np.arange(start, stop, dtype=np.uint64)
     if order.block == 0:
         rows = permute(places, order.num_rows, order.seed, epoch, order.stream)
@@ -99,8 +101,8 @@ def _permuted(order: Order, epoch: int, start: int, stop: int) -> np.ndarray:
 
 
 def permute(
-    places: np.ndarray, num: int | np.ndarray, seed: int, epoch: int, stream: int | np.ndarray = 0
-) -> np.ndarray:
+    places: ndarray, num: int | ndarray, seed: int, epoch: int, stream: int | ndarray = 0
+) -> ndarray:
     """Return the values at these places, uint64 (places,), of a permutation of 0..num-1.
 
     `num` and `stream` are numbers, or arrays with a number for each place: then places have
@@ -119,18 +121,18 @@ def permute(
     return values
 
 
-def _at(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+def _at(values: ndarray, places: ndarray) -> ndarray:
     """Return the values at these places, or the single value for all places."""
     return values if values.shape[-1] == 1 else values[..., places]
 
 
-def _half_bits(num: np.ndarray) -> np.ndarray:
+def _half_bits(num: ndarray) -> ndarray:
     """Return half the number of bits, rounded up, of 0..num-1."""
     bits = np.frexp(np.maximum(num, 2) - 1)[1]
     return np.maximum((bits + 1) // 2, 1).astype(np.uint64)
 
 
-def _keys(seed: int, epoch: int, stream: int | np.ndarray) -> np.ndarray:
+def _keys(seed: int, epoch: int, stream: int | ndarray) -> ndarray:
     """Return the keys, uint64 (rounds, 1), or (rounds, places) for an array of streams."""
     entropy = [seed & 0xFFFFFFFFFFFFFFFF, epoch]
     keys = np.random.SeedSequence(entropy).generate_state(_ROUNDS, np.uint64)
@@ -138,7 +140,7 @@ def _keys(seed: int, epoch: int, stream: int | np.ndarray) -> np.ndarray:
     return keys[:, None] ^ _mix(streams * _GOLDEN)
 
 
-def _feistel(values: np.ndarray, keys: np.ndarray, half: np.ndarray) -> np.ndarray:
+def _feistel(values: ndarray, keys: ndarray, half: ndarray) -> ndarray:
     low_bits = (1 << half) - 1
     left = values >> half
     right = values & low_bits
@@ -148,9 +150,10 @@ def _feistel(values: np.ndarray, keys: np.ndarray, half: np.ndarray) -> np.ndarr
     return (left << half) | right
 
 
-def _mix(values: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-    generators", 2014).
+def _mix(values: ndarray) -> ndarray:
+    """Return the finaliser of splitmix64.
+
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
     """
     values = (values ^ (values >> 30)) * 0xBF58476D1CE4E5B9
     values = (values ^ (values >> 27)) * 0x94D049BB133111EB

@@ -10,14 +10,14 @@ from bisect import bisect_left, insort_left
 from collections import Counter
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from wholestep import tree
 from wholestep.data.buckets import ends, too_large, too_long
-from wholestep.data.order import Order, Selection, permute
-from wholestep.data.sequences import Sequences
+from wholestep.data.order import ALL, Order, Places, Selection, permute
+from wholestep.data.sequences import RowLayout, Sequences
 from wholestep.data.shapes import LengthOptions, user_shapes
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
@@ -25,57 +25,34 @@ from wholestep.tree import Tree
 ADDED = ("segment_ids", "positions")
 
 
-class RowLayout(NamedTuple):
-    """The layout of a batch: source row rows[i] begins at [at[i], starts[i]]. int64 (segments,)."""
-
-    rows: np.ndarray
-    at: np.ndarray
-    starts: np.ndarray
-
-    @property
-    def num_packs(self) -> int:
-        """The number of packed rows."""
-        return int(self.at[-1]) + 1
-
-    def only(self, places: np.ndarray | slice) -> "RowLayout":
-        """Return the layout of these packed rows alone; `places` are ascending."""
-        packs = np.arange(self.num_packs)[places]
-        inside = np.isin(self.at, packs)
-        at = np.searchsorted(packs, self.at[inside])
-        return RowLayout(self.rows[inside], at, self.starts[inside])
-
-
 @dataclass(frozen=True)
 class Patterns:
     """The lengths that share a packed row, and the number of packed rows of each pattern.
 
-    Pattern p has the slots first_slot[p] .. first_slot[p+1]-1; each slot takes `each` sequences of
+    Pattern p has the slots first_slot[p] .. first_slot[p+1]-1; a slot takes `repeats` sequences of
     one `length`. The packs of the pattern are first_pack[p] .. first_pack[p+1]-1; the first pack
     takes the places from `first_place` on among all rows of that length.
     """
 
-    first_pack: np.ndarray
-    first_slot: np.ndarray
-    length: np.ndarray
-    each: np.ndarray
-    first_place: np.ndarray
+    first_pack: ndarray
+    first_slot: ndarray
+    length: ndarray
+    repeats: ndarray
+    first_place: ndarray
 
-    def places(self, packs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (at, length, place) of every sequence: packs[at] holds sequence number `place` of
-        its length.
-        """
+    def places(self, packs: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+        """Return (at, length, place): packs[at] holds sequence number `place` of its length."""
         pattern = np.searchsorted(self.first_pack, packs, side="right") - 1
         at, slot = _spread(self.first_slot[pattern], np.diff(self.first_slot)[pattern])
-        each = self.each[slot]
-        firsts = self.first_place[slot] + (packs - self.first_pack[pattern])[at] * each
-        which, place = _spread(firsts, each)
+        repeats = self.repeats[slot]
+        firsts = self.first_place[slot] + (packs - self.first_pack[pattern])[at] * repeats
+        which, place = _spread(firsts, repeats)
         return at[which], self.length[slot][which], place
 
 
 @dataclass(frozen=True)
 class Packs:
-    """Batches of packed rows, each with several rows of the source. A pure function of (seed,
-    epoch, step).
+    """Batches of packed rows, each with several rows of the source, by (seed, epoch, step).
 
     Args:
         width: places in a packed row.
@@ -89,8 +66,8 @@ class Packs:
     width: int
     size: int
     patterns: Patterns
-    by_length: np.ndarray
-    starts: np.ndarray
+    by_length: ndarray
+    starts: ndarray
     seed: int
     shuffle: bool
 
@@ -117,12 +94,13 @@ class Packs:
     def select(self, epoch: int, step: int) -> Selection:
         """Select the rows that are packed into a batch, and their layout."""
         layout = self._layout(epoch, step)
-        parts = np.split(layout.rows, np.flatnonzero(np.diff(layout.at)) + 1)
+        last_of_pack = np.flatnonzero(np.diff(layout.at))
+        parts = np.split(layout.rows, last_of_pack + 1)
         names = np.empty(len(parts), object)
         names[:] = parts
         return Selection(layout.rows, names, self.size, layout)
 
-    def load(self, selection: Selection, places: np.ndarray | slice = slice(None)) -> Tree:
+    def load(self, selection: Selection, places: Places = ALL) -> Tree:
         """Return a batch, or its packed rows at these places, as numpy arrays.
 
         Adds the leaves `segment_ids` (0 in padding) and `positions`.
@@ -137,19 +115,21 @@ class Packs:
         segments[at, place] = which - firsts[which] + 1
         positions[at, place] = place - layout.starts[which]
         added = dict(zip(ADDED, (segments, positions), strict=True))
-        return self.sequences.packed(*layout, shape, added)
+        return self.sequences.packed(layout, shape, added)
 
     def in_order(self) -> "Packs":
         """Return the same packed rows in one order for all epochs."""
         return replace(self, shuffle=False)
 
     def _layout(self, epoch: int, step: int) -> RowLayout:
-        packs = Order(self.num_packs, self.seed, self.shuffle).batch(epoch, step, self.size)
+        order = Order(self.num_packs, self.seed, self.shuffle)
+        packs = order.batch(epoch, step, self.size)
         at, length, place = self.patterns.places(packs)
         if self.shuffle:
             num = np.diff(self.starts)[length]
-            place = permute(place.astype(np.uint64), num, self.seed, epoch, length + 1)
-        rows = self.by_length[self.starts[length] + place.astype(np.int64)].astype(np.int64)
+            places = place.astype(np.uint64)
+            place = permute(places, num, self.seed, epoch, length + 1).astype(np.int64)
+        rows = self.by_length[self.starts[length] + place].astype(np.int64)
         begins = ends(np.maximum(length, 1))[:-1]
         return RowLayout(rows, at, begins - begins[np.searchsorted(at, at)])
 
@@ -187,7 +167,7 @@ def make_packs(
     return Packs(sequences, width, size, patterns, by_length, ends(counts), seed, shuffle)
 
 
-def find_patterns(counts: np.ndarray, width: int) -> Patterns:
+def find_patterns(counts: ndarray, width: int) -> Patterns:
     """Return how counts[length] sequences of each length share packed rows of this width.
 
     The longest come first; each goes to the packed row with the least room that still holds it. An
@@ -205,15 +185,15 @@ def find_patterns(counts: np.ndarray, width: int) -> Patterns:
         need = max(length, 1)
         while left:
             place = bisect_left(packs, need, key=by_room)
-            found = packs.pop(place) if place < len(packs) else (width, left, ())
-            room, num, slots = found
-            each = min(room // need, left)
-            used = min(num, left // each)
-            filled = (room - each * need, used, (*slots, (length, each)))
+            fullest = packs.pop(place) if place < len(packs) else (width, left, ())
+            room, num, slots = fullest
+            repeats = min(room // need, left)
+            used = min(num, left // repeats)
+            filled = (room - repeats * need, used, (*slots, (length, repeats)))
             insort_left(packs, filled, key=by_room)
             if used < num and slots:
                 insort_left(packs, (room, num - used, slots), key=by_room)
-            left -= used * each
+            left -= used * repeats
     packs.reverse()
     packs.sort(key=by_room)  # of one room, the first comes first
     return _as_arrays(packs)
@@ -223,16 +203,16 @@ def _as_arrays(packs: list[tuple[int, int, tuple]]) -> Patterns:
     placed: Counter[int] = Counter()
     slots = []
     for _, num, pattern in packs:
-        for length, each in pattern:
-            slots.append((length, each, placed[length]))
-            placed[length] += num * each
-    length, each, first_place = np.array(slots, np.int64).T
+        for length, repeats in pattern:
+            slots.append((length, repeats, placed[length]))
+            placed[length] += num * repeats
+    length, repeats, first_place = np.array(slots, np.int64).T
     first_pack = ends([num for _, num, _ in packs])
     first_slot = ends([len(pattern) for _, _, pattern in packs])
-    return Patterns(first_pack, first_slot, length, each, first_place)
+    return Patterns(first_pack, first_slot, length, repeats, first_place)
 
 
-def _spread(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _spread(starts: ndarray, counts: ndarray) -> tuple[ndarray, ndarray]:
     """Return (i, starts[i] + j) for all i and all j < counts[i].
 
     >>> [values.tolist() for values in _spread(np.array([5, 9]), np.array([2, 1]))]

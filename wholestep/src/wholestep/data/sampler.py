@@ -6,7 +6,7 @@ import numpy as np
 
 from wholestep.checks import count
 from wholestep.data.buckets import Buckets, make_buckets
-from wholestep.data.order import Order, Selection
+from wholestep.data.order import ALL, Order, Places, Selection
 from wholestep.data.packing import Packs, make_packs
 from wholestep.data.sequences import measure
 from wholestep.data.shapes import LengthOptions
@@ -48,7 +48,7 @@ class FixedSize:
         rows = self.order.batch(epoch, step, self.size)
         return Selection(rows, rows, self.size)
 
-    def load(self, selection: Selection, places: np.ndarray | slice = slice(None)) -> Tree:
+    def load(self, selection: Selection, places: Places = ALL) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays."""
         return self.source.load(selection.rows[places])
 

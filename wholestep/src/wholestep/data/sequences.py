@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from numpy import ndarray
 
 from wholestep import tree
 from wholestep.data.leaves import by_leaf, checked, stack_column, to_numpy, with_arrays
@@ -44,6 +45,26 @@ class RowLeaf(NamedTuple):
 Leaves = dict[tuple, RowLeaf]
 
 
+class RowLayout(NamedTuple):
+    """The layout of a batch: source row rows[i] begins at [at[i], starts[i]]. int64 (segments,)."""
+
+    rows: ndarray
+    at: ndarray
+    starts: ndarray
+
+    @property
+    def num_packs(self) -> int:
+        """The number of packed rows."""
+        return int(self.at[-1]) + 1
+
+    def only(self, places: ndarray | slice) -> "RowLayout":
+        """Return the layout of these packed rows alone; `places` are ascending."""
+        packs = np.arange(self.num_packs)[places]
+        inside = np.isin(self.at, packs)
+        at = np.searchsorted(packs, self.at[inside])
+        return RowLayout(self.rows[inside], at, self.starts[inside])
+
+
 @dataclass(frozen=True)
 class Sequences:
     """The sequences in the rows of a source, each with its length.
@@ -58,18 +79,18 @@ class Sequences:
     """
 
     source: Arrays | IndexedRows
-    lengths: np.ndarray
+    lengths: ndarray
     paths: tuple[tuple, ...]
     row: Tree
     leaves: tuple[RowLeaf, ...]
-    limits: np.ndarray
+    limits: ndarray
 
     @property
-    def totals(self) -> np.ndarray:
+    def totals(self) -> ndarray:
         """The sum of every row's lengths, int32 (rows,)."""
         return self.lengths.sum(axis=0, dtype=np.int32)
 
-    def cut(self, limits: np.ndarray) -> "Sequences":
+    def cut(self, limits: ndarray) -> "Sequences":
         """Return the same sequences, cut off at these lengths."""
         lengths = np.minimum(self.lengths, limits[:, None].astype(np.int32))
         return replace(self, lengths=lengths, limits=limits)
@@ -82,40 +103,34 @@ class Sequences:
         return ", ".join([f"row {row}", *parts])
 
     @property
-    def widths(self) -> np.ndarray:
+    def widths(self) -> ndarray:
         """The width of the arrays of each sequence, int64 (sequences,)."""
         widths = {leaf.owner: len(leaf.example) for leaf in self.leaves if leaf.owner is not None}
         return np.array([widths[number] for number in range(len(self.paths))])
 
-    def padded(self, rows: np.ndarray, shape: np.ndarray) -> Tree:
+    def padded(self, rows: ndarray, shape: ndarray) -> Tree:
         """Return these rows with every sequence padded to its part of the shape (sequences,)."""
-        parts: list[np.ndarray | None] = []
+        parts: list[ndarray | None] = []
         if isinstance(self.source, Arrays):
             arrays = tree.leaves(self.source.arrays)
             for array, leaf in zip(arrays, self.leaves, strict=True):
                 width = None if leaf.owner is None else int(shape[leaf.owner])
                 parts.append(_sliced(array, rows, width, leaf.pad))
             return self._loaded(self._nested(parts))
-        at = np.arange(len(rows))
-        starts = np.zeros_like(at)
+        num = len(rows)
+        layout = RowLayout(rows, np.arange(num), np.zeros(num, np.int64))
         for leaf, column in self._columns(rows):
             if leaf.owner is None:
                 part = stack_column(leaf.path, rows, column, _NAME_ALL)
             else:
-                part = self._lay(leaf, rows, column, at, starts, (len(rows), shape[leaf.owner]))
+                part = self._lay(leaf, column, layout, (num, shape[leaf.owner]))
             parts.append(part)
         return self._loaded(self._nested(parts))
 
-    def packed(
-        self, rows: np.ndarray, at: np.ndarray, starts: np.ndarray, shape: tuple, added: dict
-    ) -> Tree:
-        """Return the only sequence of each row at [at[i], starts[i]] in arrays of this shape.
-
-        Args:
-            added: further leaves of the batch.
-        """
-        columns = self._columns(rows)
-        parts = [self._lay(leaf, rows, column, at, starts, shape) for leaf, column in columns]
+    def packed(self, layout: RowLayout, shape: tuple, added: dict) -> Tree:
+        """Return rows of one sequence in arrays of this shape, with the leaves `added`."""
+        columns = self._columns(layout.rows)
+        parts = [self._lay(leaf, column, layout, shape) for leaf, column in columns]
         return self._loaded(self._nested(parts) | added)
 
     def _loaded(self, batch: Tree) -> Tree:
@@ -124,26 +139,21 @@ class Sequences:
     def _nested(self, parts: list) -> Any:
         return keras.tree.pack_sequence_as(self.row, parts)
 
-    def _columns(self, rows: np.ndarray) -> list[tuple[RowLeaf, list[np.ndarray]]]:
+    def _columns(self, rows: ndarray) -> list[tuple[RowLeaf, list[ndarray]]]:
         """Return every leaf with its part of each of these rows, as arrays."""
         if isinstance(self.source, Arrays):
             columns = [list(array[rows]) for array in tree.leaves(self.source.arrays)]
         else:
-            by_path = by_leaf(self.source.each(rows), rows, self.row)
+            by_path = by_leaf(self.source.list_rows(rows), rows, self.row)
             columns = [[to_numpy(part) for part in column] for _, column in by_path]
         return list(zip(self.leaves, columns, strict=True))
 
     def _lay(
-        self,
-        leaf: RowLeaf,
-        rows: np.ndarray,
-        column: list[np.ndarray],
-        at: np.ndarray,
-        starts: np.ndarray,
-        shape: tuple,
-    ) -> np.ndarray:
-        """Return a leaf of these rows, padded; row r begins at [at[r], starts[r]]."""
-        lengths = self.lengths[leaf.owner, rows]
+        self, leaf: RowLeaf, column: list[ndarray], layout: RowLayout, shape: tuple
+    ) -> ndarray:
+        """Return a leaf of these rows, padded."""
+        rows = layout.rows
+        lengths = self.lengths[leaf.owner, rows].tolist()
         if isinstance(self.source, IndexedRows):
             self._check_lengths(leaf, rows, column, lengths)
         filled = [part for part in (leaf.example, *column) if len(part)] or column[:1]
@@ -156,15 +166,16 @@ class Sequences:
                 raise BatchError(message(must, received, attempt))
         dtype = np.result_type(*{part.dtype for part in filled})
         laid = np.full((*shape, *place_shape), leaf.pad, dtype)
-        places = zip(column, lengths.tolist(), at.tolist(), starts.tolist(), strict=True)
-        for part, length, row, start in places:
-            laid[row, start : start + length] = part[:length]
+        ats = layout.at.tolist()
+        starts = layout.starts.tolist()
+        for at, start, length, part in zip(ats, starts, lengths, column, strict=True):
+            laid[at, start : start + length] = part[:length]
         return to_numpy(laid)
 
     def _check_lengths(
-        self, leaf: RowLeaf, rows: np.ndarray, column: list[np.ndarray], lengths: np.ndarray
+        self, leaf: RowLeaf, rows: ndarray, column: list[ndarray], lengths: list[int]
     ) -> None:
-        limit = self.limits[leaf.owner]
+        limit = int(self.limits[leaf.owner])
         for row, part, length in zip(rows, column, lengths, strict=True):
             if not part.ndim or min(len(part), limit) != length:
                 must = f"{leaf.label} must be as long as its length says."
@@ -172,7 +183,7 @@ class Sequences:
                 raise BatchError(message(must, received, _NAME_ALL))
 
 
-def _sliced(array: np.ndarray, rows: np.ndarray, width: int | None, pad: float) -> np.ndarray:
+def _sliced(array: ndarray, rows: ndarray, width: int | None, pad: float) -> ndarray:
     """Return these rows of an array, cut or padded to a width; None to keep all."""
     if width is None:
         return array[rows]
@@ -180,13 +191,12 @@ def _sliced(array: np.ndarray, rows: np.ndarray, width: int | None, pad: float) 
     lacking = width - kept.shape[1]
     if not lacking:
         return kept
-    sides = [(0, 0), (0, lacking)] + [(0, 0)] * (kept.ndim - 2)
+    sides = np.zeros((kept.ndim, 2), int)
+    sides[1, 1] = lacking
     return np.pad(kept, sides, constant_values=pad)
 
 
-def measure(
-    source: Arrays | IndexedRows, length: Tree | Callable[[Any], Any], pad: Tree
-) -> Sequences:
+def measure(source: Arrays | IndexedRows, length: Tree | Callable, pad: Tree) -> Sequences:
     """Return the sequences of a source.
 
     Args:
@@ -202,7 +212,8 @@ def measure(
     named = _evaluated(source, length) if callable(length) else _flat(length)
     paths = tuple(path for path, _ in named)
     lengths = np.stack([_checked(path, values, source.num_rows) for path, values in named])
-    row = _row(source, int(np.argmax((lengths > 0).all(axis=0))))
+    has_no_empty = (lengths > 0).all(axis=0)
+    row = _row(source, int(np.argmax(has_no_empty)))
     leaves = {path: RowLeaf(path, leaf) for path, leaf in keras.tree.flatten_with_path(row)}
     for number, path in enumerate(paths):
         owned = [leaf for leaf in _below(path, leaves) if np.ndim(leaf.example)]
@@ -219,7 +230,7 @@ def measure(
 
 
 def _row(source: Arrays | IndexedRows, number: int) -> Tree:
-    (row,) = source.each(np.array([number]))
+    (row,) = source.list_rows(np.array([number]))
     return row if isinstance(source, Arrays) else tree.map_leaves(to_numpy, with_arrays(row))
 
 
@@ -254,7 +265,7 @@ def _names(paths: Iterable[tuple]) -> str:
 def _rows(source: Arrays | IndexedRows) -> Iterator[tuple[int, Tree]]:
     for start in range(0, source.num_rows, _AT_ONCE):
         numbers = np.arange(start, min(start + _AT_ONCE, source.num_rows))
-        yield from zip(numbers.tolist(), source.each(numbers), strict=True)
+        yield from zip(numbers.tolist(), source.list_rows(numbers), strict=True)
 
 
 def _length_of(length: Callable, row: Tree, number: int) -> Any:
@@ -288,7 +299,7 @@ def _refuse_parts(leaves: list) -> None:
         raise SpecificationError(message(must, f"{len(leaves)} parts", attempt))
 
 
-def _checked(path: tuple, values: object, num_rows: int) -> np.ndarray:
+def _checked(path: tuple, values: object, num_rows: int) -> ndarray:
     """Return the lengths as int32 (rows,)."""
     label = tree.name(path, "length")
     values = np.asarray(values)

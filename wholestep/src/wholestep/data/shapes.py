@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from numpy import ndarray
 
 from wholestep import tree
 from wholestep.checks import is_count
@@ -26,14 +27,14 @@ _TOO_LARGE = 1e6
 class LengthOptions(NamedTuple):
     """The options of batches under a token budget, as in `Batches`."""
 
-    length: Tree | Callable[[Any], Any] = None
+    length: Tree | Callable = None
     boundaries: Tree = None
     pad: Tree = 0
     truncate: bool = False
     pack: bool = False
 
 
-def best_shapes(lengths: np.ndarray, tokens: int) -> np.ndarray:
+def best_shapes(lengths: ndarray, tokens: int) -> ndarray:
     """Return the shapes that pad least: int64 (shapes, sequences), at most a dozen.
 
     Rows are sorted by the sum of their lengths and cut into groups; a group's shape is the longest
@@ -60,7 +61,7 @@ def best_shapes(lengths: np.ndarray, tokens: int) -> np.ndarray:
     return _sorted(_groups(totals, starts, longest))
 
 
-def user_shapes(boundaries: Any, paths: tuple[tuple, ...]) -> np.ndarray:
+def user_shapes(boundaries: Any, paths: tuple[tuple, ...]) -> ndarray:
     """Return the user's shapes: int64 (shapes, sequences).
 
     Args:
@@ -80,7 +81,7 @@ def user_shapes(boundaries: Any, paths: tuple[tuple, ...]) -> np.ndarray:
     return _sorted(np.array(shapes, np.int64))
 
 
-def assign_shapes(lengths: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+def assign_shapes(lengths: ndarray, shapes: ndarray) -> ndarray:
     """Return each row's smallest shape that holds it, as a number, uint8 (rows,); NONE without one.
 
     Args:
@@ -98,13 +99,13 @@ def assign_shapes(lengths: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def _sorted(shapes: np.ndarray) -> np.ndarray:
+def _sorted(shapes: ndarray) -> ndarray:
     """Return the distinct shapes, the smallest first."""
     shapes = np.unique(shapes, axis=0)
     return shapes[np.argsort(shapes.sum(axis=1), kind="stable")]
 
 
-def _grid_cells(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _grid_cells(lengths: ndarray) -> tuple[ndarray, ndarray]:
     """Group the rows by the sum of their lengths, on the grid.
 
     Returns:
@@ -114,7 +115,8 @@ def _grid_cells(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     most = int(sums.max())
     edges = [1]
     while edges[-1] < most:
-        edges.append(max(edges[-1] + 1, int(edges[-1] * _GROWTH)))
+        grown = int(edges[-1] * _GROWTH)
+        edges.append(max(edges[-1] + 1, grown))
     cell_of_sum = np.searchsorted(edges, np.arange(most + 1)).astype(np.uint16)
     cells = cell_of_sum[sums]
     counts = np.bincount(cells)
@@ -125,7 +127,7 @@ def _grid_cells(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return counts[filled], longest.T[filled].astype(np.int64)
 
 
-def _costs(counts: np.ndarray, longest: np.ndarray, tokens: int) -> np.ndarray:
+def _costs(counts: ndarray, longest: ndarray, tokens: int) -> ndarray:
     """Return the cost of one group of the cells i..j, float64 (cells, cells); inf if j < i."""
     num = len(counts)
     cost = np.full((num, num), np.inf)
@@ -137,7 +139,7 @@ def _costs(counts: np.ndarray, longest: np.ndarray, tokens: int) -> np.ndarray:
     return cost
 
 
-def _groups(totals: list[np.ndarray], starts: list[np.ndarray], longest: np.ndarray) -> np.ndarray:
+def _groups(totals: list[ndarray], starts: list[ndarray], longest: ndarray) -> ndarray:
     """Return the shapes of the fewest groups that cost little more than the most groups."""
     enough = _ENOUGH * totals[-1][-1]
     num_cuts = next(k for k, total in enumerate(totals) if total[-1] <= enough)

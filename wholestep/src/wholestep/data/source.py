@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import keras
 import numpy as np
+from numpy import ndarray
 
 from wholestep import tree
 from wholestep.data.kinds import Data, Kind
@@ -13,21 +14,22 @@ from wholestep.data.leaves import (
     as_rows,
     by_leaf,
     checked,
-    own_batch,
-    owned,
+    copied_batch,
+    copying,
     refuse_lists,
     stack_column,
     to_numpy,
     with_arrays,
     without_none,
 )
-from wholestep.data.order import Order, Selection
+from wholestep.data.order import ALL, Order, Places, Selection
 from wholestep.data.sparse import has_sparse
 from wholestep.data.stream import BatchStream, length_of
 from wholestep.data.workers import Forks, Threads, Workers, warn_of_copies
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
+_ENDLESS = np.iinfo(np.int64).max
 _UNEVEN = "tokens=... and length=..., if rows are of uneven length."
 
 
@@ -37,19 +39,17 @@ def _same(batch: Tree) -> Tree:
 
 @dataclass(frozen=True)
 class Arrays:
-    """Nested arrays with one leading row axis; `transform` is for batches that are padded or packed
-    from them.
-    """
+    """Nested arrays with a leading row axis; `transform` is for padded and packed batches."""
 
     arrays: Tree
     num_rows: int
     transform: Transform = _same
 
-    def load(self, rows: np.ndarray) -> Tree:
+    def load(self, rows: ndarray) -> Tree:
         """Return these rows of every leaf."""
         return tree.map_leaves(lambda leaf: leaf[rows], self.arrays)
 
-    def each(self, rows: np.ndarray) -> list:
+    def list_rows(self, rows: ndarray) -> list:
         """Return these rows, as a list."""
         return [self.load(row) for row in rows]
 
@@ -62,7 +62,7 @@ class SparseArrays:
     num_rows: int
     transform: Transform
 
-    def load(self, rows: np.ndarray) -> Tree:
+    def load(self, rows: ndarray) -> Tree:
         """Return these rows of every leaf."""
         return self.transform(tree.map_leaves(lambda leaf: to_numpy(leaf[rows]), self.arrays))
 
@@ -75,7 +75,7 @@ class IndexedRows:
     num_rows: int
     transform: Transform
 
-    def load(self, rows: np.ndarray) -> Tree:
+    def load(self, rows: ndarray) -> Tree:
         """Return these items, stacked."""
         loaded = self._get(rows)
         if isinstance(loaded, dict):  # a Hugging Face dataset returns columns
@@ -86,7 +86,7 @@ class IndexedRows:
             batch = keras.tree.pack_sequence_as(with_arrays(loaded[0]), leaves)
         return checked(self.transform(batch))
 
-    def each(self, rows: np.ndarray) -> list:
+    def list_rows(self, rows: ndarray) -> list:
         """Return these items unchanged, as a list."""
         loaded = self._get(rows)
         if not isinstance(loaded, dict):
@@ -94,7 +94,7 @@ class IndexedRows:
         values = zip(*loaded.values(), strict=True)
         return [dict(zip(loaded, row, strict=True)) for row in values]
 
-    def _get(self, rows: np.ndarray) -> Any:
+    def _get(self, rows: ndarray) -> Any:
         numbers = rows.tolist()
         loaded: list = []
         try:
@@ -137,7 +137,7 @@ class IndexedBatches:
         numbers = order.rows(epoch, step, min(step + num, order.num_rows))
         return Selection(numbers[:1], numbers[:1], 0, numbers)
 
-    def load(self, selection: Selection, places: slice | np.ndarray = slice(None)) -> Tree:
+    def load(self, selection: Selection, places: Places = ALL) -> Tree:
         """Return a batch. The workers load the next ones of the epoch meanwhile."""
         get = self.batches.__getitem__
         number = int(selection.rows[0])
@@ -148,14 +148,13 @@ class IndexedBatches:
             batch = get(number)
         except (IndexError, StopIteration) as error:
             raise RowError(f"batch {number}", self.num_batches, error) from error
-        return own_batch(batch, self.transform)
+        return copied_batch(batch, self.transform)
 
     def ordered(self, seed: int, shuffle: bool) -> "IndexedBatches":
         """Return the batches in an order; infinitely many are not shuffled."""
         num = self.num_batches
-        if num is None:
-            return replace(self, order=Order(np.iinfo(np.int64).max, seed, shuffle=False))
-        return replace(self, order=Order(num, seed, shuffle))
+        order = Order(_ENDLESS, seed, shuffle=False) if num is None else Order(num, seed, shuffle)
+        return replace(self, order=order)
 
     def in_order(self) -> "IndexedBatches":
         """Return the batches in the order of their numbers."""
@@ -200,19 +199,11 @@ def open_source(
         BatchError: data of an unknown kind, no rows, or leaves of different length.
     """
     content = data.content
-    copying = _same if transform is None else owned(transform)
+    copies = _same if transform is None else copying(transform)
     if data.kind is Kind.NUMBERED:
-        return IndexedBatches(content, copying, workers_of(content), Order(0))
+        return IndexedBatches(content, copies, workers_of(content), Order(0))
     if data.are_arrays and not data.is_list_of_rows(by_length):
-        arrays = without_none(content)
-        if has_sparse(content) and not by_length:
-            arrays = tree.map_leaves(as_rows, arrays)
-            return SparseArrays(checked(arrays), _num_rows(arrays), copying)
-        arrays = tree.map_leaves(to_numpy, arrays)
-        num_rows = _num_rows(arrays)
-        if by_length:
-            return Arrays(checked(arrays), num_rows, copying)
-        return Arrays(checked(arrays if transform is None else transform(arrays)), num_rows)
+        return _open_arrays(without_none(content), transform, by_length=by_length)
     if data.kind in (Kind.ARRAYS, Kind.ROWS):
         if type(content) is tuple and not by_length:
             kinds = {(type(part), np.asarray(part, object).shape) for part in content}
@@ -220,10 +211,26 @@ def open_source(
                 refuse_lists(part, f"data[{i}]")
         num_rows = length_of(content)
         _check_any(num_rows, "a sequence that is not empty.")
-        return IndexedRows(content, num_rows, copying)
+        return IndexedRows(content, num_rows, copies)
     if data.kind in (Kind.STREAM, Kind.BATCHES):
-        return BatchStream(content, copying, prefetches=data.prefetches)
+        return BatchStream(content, copies, prefetches=data.prefetches)
     raise _no_data(data)
+
+
+def _open_arrays(
+    arrays: Tree, transform: Transform | None, *, by_length: bool
+) -> Arrays | SparseArrays:
+    """Return the source of arrays; a transform is of all rows at once, if they are dense."""
+    copies = _same if transform is None else copying(transform)
+    stay_sparse = has_sparse(arrays) and not by_length
+    arrays = tree.map_leaves(as_rows if stay_sparse else to_numpy, arrays)
+    num_rows = tree.num_rows(arrays, "data")
+    _check_any(num_rows, "arrays that are not empty.")
+    if stay_sparse:
+        return SparseArrays(checked(arrays), num_rows, copies)
+    if by_length:
+        return Arrays(checked(arrays), num_rows, copies)
+    return Arrays(checked(arrays if transform is None else transform(arrays)), num_rows)
 
 
 def _no_data(data: Data) -> BatchError:
@@ -243,12 +250,6 @@ def _no_data(data: Data) -> BatchError:
         received = f"{name}, not called"
         attempt = f"call it, as in fit({name if name.isidentifier() else 'f'}())."
     return BatchError(message(must, received, attempt))
-
-
-def _num_rows(arrays: Tree) -> int:
-    num_rows = tree.num_rows(arrays, "data")
-    _check_any(num_rows, "arrays that are not empty.")
-    return num_rows
 
 
 def _check_any(num_rows: int, instead: str) -> None:

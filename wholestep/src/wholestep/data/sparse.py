@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from wholestep import tree
 from wholestep.errors import BatchError, message
@@ -24,7 +25,7 @@ def has_sparse(data: Tree) -> bool:
     return any(map(is_sparse, tree.leaves(data)))
 
 
-def dense(leaf: Any) -> np.ndarray:
+def dense(leaf: Any) -> ndarray:
     """Return a sparse leaf as a dense array."""
     rows = SparseRows.of(leaf)
     return rows.load(np.arange(rows.shape[0]))
@@ -48,9 +49,9 @@ class SparseRows:
     """
 
     shape: tuple[int, ...]
-    begins: np.ndarray
-    places: np.ndarray
-    entries: np.ndarray
+    begins: ndarray
+    places: ndarray
+    entries: ndarray
 
     @classmethod
     def of(cls, leaf: Any) -> "SparseRows":
@@ -94,7 +95,7 @@ class SparseRows:
         shape = (end - begin, *self.shape[1:])
         return SparseRows(shape, begins - begins[0], self.places[entries], self.entries[entries])
 
-    def load(self, rows: np.ndarray) -> np.ndarray:
+    def load(self, rows: ndarray) -> ndarray:
         """Return these rows, dense."""
         begins = self.begins[rows]
         counts = self.begins[rows + 1] - begins
@@ -107,30 +108,30 @@ class SparseRows:
         return flat.reshape(len(rows), *self.shape[1:])
 
 
-def _entries_of(leaf: Any) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+def _entries_of(leaf: Any) -> tuple[ndarray, ndarray, tuple[int, ...]]:
     """Return the indices of the entries, int64 (entries, axes), the entries, and the shape."""
     if hasattr(leaf, "tocoo"):
         coo = leaf.tocoo()
         axes = coo.coords if hasattr(coo, "coords") else (coo.row, coo.col)
-        at = np.stack(axes, axis=1).astype(np.int64)
+        at = np.stack(axes, axis=1)
         entries = coo.data
         shape = coo.shape
     elif hasattr(leaf, "dense_shape"):
-        at = np.asarray(leaf.indices)
-        entries = np.asarray(leaf.values)
+        at = leaf.indices
+        entries = leaf.values
         shape = np.asarray(leaf.dense_shape).tolist()
     elif not hasattr(leaf, "todense"):
         coo = leaf.detach().cpu().coalesce()
-        at = np.asarray(coo.indices()).T
-        entries = np.asarray(coo.values())
+        at = coo.indices().T
+        entries = coo.values()
         shape = coo.shape
     elif leaf.indices.shape[-1] == leaf.ndim:
-        at = np.asarray(leaf.indices, np.int64)
-        entries = np.asarray(leaf.data)
+        at = leaf.indices
+        entries = leaf.data
         shape = leaf.shape
     else:  # some axes of a BCOO may be dense
         array = np.asarray(leaf.todense())
         at = np.argwhere(array)
         entries = array[tuple(at.T)]
         shape = array.shape
-    return at, entries, tuple(shape)
+    return np.asarray(at, np.int64), np.asarray(entries), tuple(shape)

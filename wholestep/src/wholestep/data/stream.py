@@ -10,7 +10,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.checks import is_count
-from wholestep.data.leaves import Transform, own_batch
+from wholestep.data.leaves import Transform, copied_batch
 from wholestep.errors import BatchError, message, warn
 from wholestep.tree import Tree
 
@@ -44,7 +44,7 @@ class BatchStream:
         self._batches = batches
         self._transform = transform
         self._running: Iterator | None = None
-        self._held: list = []  # the source's next batch, until it is converted
+        self._unconverted: list = []  # the source's next batch, until it is converted
         self._has_raised = False  # and has not returned a batch since
         self._peeked: Tree | None = None
         self._get_state: Callable[[], Any] | None = None
@@ -80,7 +80,7 @@ class BatchStream:
 
     def first(self) -> Tree:
         """Return the first batch of another pass; this pass stays unchanged."""
-        return own_batch(next(iter(self._batches)), self._transform)
+        return copied_batch(next(iter(self._batches)), self._transform)
 
     def draw(self, step: int) -> Tree:
         """Return the next batch, and move on.
@@ -128,27 +128,27 @@ class BatchStream:
         restarts = step == 0 and self.begins_again and (self.has_ended or self._has_raised)
         if self._running is None or restarts:
             self._begin()
-        if not self._held and not self.has_ended:
-            self._hold_next()
-        if not self._held:
+        if not self._unconverted and not self.has_ended:
+            self._read_next()
+        if not self._unconverted:
             self._check_end(step)
             raise StopIteration
-        batch = own_batch(self._held[0], self._transform)
+        batch = copied_batch(self._unconverted[0], self._transform)
         if self._get_state is not None:
             self.state = copy.deepcopy(self._get_state())
-        self._held = []
+        self._unconverted = []
         return batch
 
-    def _hold_next(self) -> None:
+    def _read_next(self) -> None:
         """Hold the source's next batch, if there is one."""
         assert self._running is not None
         try:
             # one call: an interrupt comes before it or after it
-            self._held.extend(itertools.islice(self._running, 1))
+            self._unconverted.extend(itertools.islice(self._running, 1))
         except BaseException:
-            self._has_raised = not self._held
+            self._has_raised = not self._unconverted
             raise
-        self._has_raised = self._has_raised and not self._held
+        self._has_raised = self._has_raised and not self._unconverted
 
     def _check_end(self, step: int) -> None:
         """Refuse the end after an error; warn if the length was not the number of batches."""
@@ -177,7 +177,7 @@ class BatchStream:
             if state is not None:
                 iterator.set_state(state)
         self._running = iterator
-        self._held = []
+        self._unconverted = []
         self.has_ended = False
         self._has_raised = False
         self.state = None

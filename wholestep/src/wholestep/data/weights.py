@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from numpy import ndarray
 
 from wholestep import tree
 from wholestep.errors import BatchError, SpecificationError, message, shown
@@ -17,7 +18,7 @@ def check_weights(
     *,
     all_zero: bool,
     divisors: Collection[int] | None = None,
-    numbers: np.ndarray | None = None,
+    numbers: ndarray | None = None,
 ) -> None:
     """Refuse sample weights that are not finite, negative, or (`all_zero`) 0 for every row.
 
@@ -42,7 +43,8 @@ def check_weights(
                 "give rows that shall not count the weight 0; "
                 'reduction="sum_over_batch_size" divides by rows.'
             )
-        for row in np.flatnonzero(~good.reshape(len(weight), -1).all(axis=1))[:1]:
+        good_rows = good.reshape(len(weight), -1).all(axis=1)
+        for row in np.flatnonzero(~good_rows)[:1]:
             received = f"{weight[row]} in row {row if numbers is None else numbers[row]}"
             raise BatchError(message(must, received, attempt))
         if all_zero and not np.any(weight):
@@ -71,7 +73,8 @@ def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], tuple[Any
         labels = _classes(batch[1])
         nearest = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
         is_weighted = classes[nearest] == labels
-        return (*batch, np.where(is_weighted, weights[nearest], 1).astype(weights.dtype))
+        weight = np.where(is_weighted, weights[nearest], 1)
+        return (*batch, weight.astype(weights.dtype))
 
     return transform
 
@@ -83,7 +86,7 @@ def _check_class_weight(class_weight: object) -> None:
             attempt = "the classes' numbers: {0: 1.0, 1: 5.0}."
         elif class_weight and all(map(_is_finite, class_weight.values())):
             return
-    elif isinstance(class_weight, list | tuple | np.ndarray):
+    elif isinstance(class_weight, list | tuple | ndarray):
         attempt = "class_weight=dict(enumerate(weights))."
     must = "class_weight must map class numbers to finite weights."
     raise SpecificationError(message(must, shown(class_weight), attempt))
@@ -93,7 +96,7 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, Real) and bool(np.isfinite(float(value)))
 
 
-def _classes(y: Any) -> np.ndarray:
+def _classes(y: Any) -> ndarray:
     must = "class_weight needs one class a row."
     if not hasattr(y, "shape") or len(y.shape) > 2:
         shape = getattr(y, "shape", type(y).__name__)

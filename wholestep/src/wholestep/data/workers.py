@@ -1,6 +1,4 @@
-"""Workers of a `keras.utils.PyDataset`, threads or processes: they load several batches at once,
-ahead of their use.
-"""
+"""Workers of a `keras.utils.PyDataset`, threads or processes, which load batches ahead of use."""
 
 import contextlib
 import multiprocessing
@@ -14,7 +12,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from typing import Any
@@ -26,7 +24,9 @@ from wholestep.errors import BatchError, message, warn
 
 _PATIENCE = 2.0  # seconds for a batch that may never come
 _PATIENCE_WITH_FORKS = 60.0  # seconds
-_loads: Callable[[int], Any]  # in a process of `Forks`, from its beginning on
+Get = Callable[[int], Any]
+Tasks = queue.SimpleQueue[tuple[Future, Get, int] | None]
+_loads: Get  # in a process of `Forks`, from its beginning on
 _seed: int
 
 
@@ -45,52 +45,52 @@ class Workers:
     (16, 4, 25)
     """
 
-    def __init__(self, pool: "Threads | Forks", get: Callable[[int], Any], most: int):
+    def __init__(self, pool: "Threads | Forks", get: Get, most: int):
         self.most = most
         self._pool = pool
         self._get = get
-        self._under_way: dict[int, Future] = {}
+        self._loading: dict[int, Future] = {}
 
     def expect(self, numbers: Iterable[int]) -> None:
         """Load these batches in this order, and cancel others."""
         numbers = list(numbers)
-        for number in self._under_way.keys() - set(numbers):
-            self._under_way.pop(number).cancel()
+        for number in self._loading.keys() - set(numbers):
+            self._loading.pop(number).cancel()
         for number in numbers:
-            if number not in self._under_way:
-                self._under_way[number] = self._pool.submit(number)
+            if number not in self._loading:
+                self._loading[number] = self._pool.submit(number)
 
     def take(self, number: int) -> Any:
         """Return a batch, or raise the error of its loading."""
-        future = self._under_way.pop(number, None)
+        future = self._loading.pop(number, None)
         return self._get(number) if future is None else self._pool.result(future)
 
     def end(self) -> None:
         """End all loading. The next batches are loaded anew, as the data set may have changed."""
-        self._under_way.clear()
+        self._loading.clear()
         self._pool.end()
 
 
 class Threads:
     """Threads that load batches by their numbers. A script may end while a thread loads."""
 
-    def __init__(self, get: Callable[[int], Any], num: int):
+    def __init__(self, get: Get, num: int):
         self._get = get
         self._num = num
         self._threads: list[threading.Thread] = []  # not before they are needed
-        self._asked: queue.SimpleQueue[tuple[Future, Callable, int] | None] = queue.SimpleQueue()
+        self._tasks: Tasks = queue.SimpleQueue()
         # ends the threads once, at the latest with this object
         self._stop: Callable[[], object] = lambda: None
 
     def submit(self, number: int) -> Future:
         """Begin to load a batch."""
         future: Future = Future()
-        self._asked.put((future, self._get, number))
+        self._tasks.put((future, self._get, number))
         if not self._threads:
-            self._stop = weakref.finalize(self, _stop, self._asked, self._num)
+            self._stop = weakref.finalize(self, _stop, self._tasks, self._num)
         if len(self._threads) < self._num:
             name = f"wholestep-load-{len(self._threads)}"
-            thread = threading.Thread(target=_work, args=(self._asked,), name=name, daemon=True)
+            thread = threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
         return future
@@ -102,25 +102,25 @@ class Threads:
     def end(self) -> None:
         """End the threads after their current batches; waits for at most two seconds."""
         threads = self._threads
+        tasks = self._tasks
         self._threads = []
-        asked = self._asked
-        self._asked = queue.SimpleQueue()
+        self._tasks = queue.SimpleQueue()
         with contextlib.suppress(queue.Empty):
             while True:
-                asked.get_nowait()
+                tasks.get_nowait()
         self._stop()
         until = time.monotonic() + _PATIENCE
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
 
 
-def _stop(asked: queue.SimpleQueue, num: int) -> None:
+def _stop(tasks: Tasks, num: int) -> None:
     for _ in range(num):
-        asked.put(None)
+        tasks.put(None)
 
 
-def _work(asked: queue.SimpleQueue) -> None:
-    while (task := asked.get()) is not None:
+def _work(tasks: Tasks) -> None:
+    while (task := tasks.get()) is not None:
         future, get, number = task
         if future.set_running_or_notify_cancel():
             try:
@@ -131,8 +131,7 @@ def _work(asked: queue.SimpleQueue) -> None:
 
 
 class Forks:
-    """Processes that load batches by their numbers, each from a copy of the data set as it was at
-    its start.
+    """Processes that load batches by their numbers, each from its copy of the data set.
 
     They are forks. A fork has none of the engine's threads, so its data set must use numpy only.
     Where the engine has a GPU, a fork may hang in the driver (keras-team/keras#20619): there, new
@@ -142,7 +141,7 @@ class Forks:
     parent, all forks would draw the same numbers.
     """
 
-    def __init__(self, get: Callable[[int], Any], num: int):
+    def __init__(self, get: Get, num: int):
         self._get = get
         self._num = num
         self._executor: ProcessPoolExecutor | None = None  # not before it is needed
@@ -155,10 +154,10 @@ class Forks:
             BatchError: a process died, or the data set cannot be pickled, which is necessary with a
                 GPU.
         """
-        with self._told(), warnings.catch_warnings():  # JAX and Python warn of threads
-            warnings.filterwarnings("ignore", ".*fork", RuntimeWarning)
-            warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
-            self._executor = self._executor or self._begun()
+        with self._death_explained(), warnings.catch_warnings():  # JAX and Python warn of threads
+            for category in (RuntimeWarning, DeprecationWarning):
+                warnings.filterwarnings("ignore", ".*fork", category)
+            self._executor = self._executor or self._started()
             try:
                 return self._executor.submit(_load, number)
             except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -170,11 +169,13 @@ class Forks:
                 )
                 raise BatchError(message(must, error, attempt)) from error
 
-    def _begun(self) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context(_start_method())
+    def _started(self) -> ProcessPoolExecutor:
+        devices = keras.distribution.list_devices()
+        is_on_host = all(device.startswith("cpu") for device in devices)
+        context = multiprocessing.get_context("fork" if is_on_host else "spawn")
         self._over = context.Pipe(duplex=False)  # an Event would wait for killed processes too
         seed = int(np.random.randint(2**31))  # seeded by keras.utils.set_random_seed
-        arguments = self._get, seed, os.getpid(), self._over[0]
+        arguments = (self._get, seed, os.getpid(), self._over[0])
         return ProcessPoolExecutor(self._num, context, _begin, arguments)
 
     def result(self, future: Future) -> Any:
@@ -183,8 +184,10 @@ class Forks:
         Raises:
             BatchError: a process died.
         """
-        with self._told():
-            return _awaited(future)
+        with self._death_explained():
+            while not wait([future], _PATIENCE_WITH_FORKS).done:
+                _warn_of_silence()
+            return future.result()
 
     def end(self) -> None:
         """End the processes at once: a process that waits for the engine would never finish."""
@@ -197,7 +200,7 @@ class Forks:
                 end.close()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _death_explained(self) -> Iterator[None]:
         """Raise a BatchError if a process died, and end the others."""
         try:
             yield
@@ -211,12 +214,7 @@ class Forks:
             raise BatchError(message(must, error, attempt)) from error
 
 
-def _start_method() -> str:
-    is_on_host = all(device.startswith("cpu") for device in keras.distribution.list_devices())
-    return "fork" if is_on_host else "spawn"
-
-
-def _begin(get: Callable[[int], Any], seed: int, parent: int, over: Connection) -> None:
+def _begin(get: Get, seed: int, parent: int, over: Connection) -> None:
     """Set up a process; its parent handles the signals."""
     global _loads, _seed
     _loads = get
@@ -239,32 +237,22 @@ def _load(number: int) -> Any:
     return _loads(number)
 
 
-def _awaited(future: Future) -> Any:
-    while not future.done():
-        try:
-            return future.result(_PATIENCE_WITH_FORKS)
-        except TimeoutError:
-            if future.done():  # it finished meanwhile, or the data set raised the error
-                break
-            must = (
-                "The processes of a PyDataset must return a batch; none came for "
-                f"{_PATIENCE_WITH_FORKS:.0f} s."
-            )
-            attempt = (
-                "make batches with numpy alone: a fork cannot use keras.ops, jax or "
-                "tensorflow. Or load in threads."
-            )
-            warn(message(must, "none yet", attempt))
-    return future.result()
+def _warn_of_silence() -> None:
+    must = (
+        "The processes of a PyDataset must return a batch; none came for "
+        f"{_PATIENCE_WITH_FORKS:.0f} s."
+    )
+    attempt = (
+        "make batches with numpy alone: a fork cannot use keras.ops, jax or tensorflow. Or load "
+        "in threads."
+    )
+    warn(message(must, "none yet", attempt))
 
 
 def warn_of_copies(data: Any) -> None:
-    """Warn of random generators in a data set: each process draws the same numbers from its
-    copy.
-    """
-    kinds = np.random.Generator, np.random.RandomState, random.Random
+    """Warn of random generators in a data set, as each process draws the same from its copy."""
     for name, value in vars(data).items():
-        if isinstance(value, kinds):
+        if isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
             must = "The processes of a data set must draw different random numbers."
             received = (
                 f"{type(data).__name__}.{name}, a {type(value).__name__}: each process has a "

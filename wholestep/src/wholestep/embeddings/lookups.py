@@ -1,6 +1,4 @@
-"""The lookups of an objective in embedding tables: recorded in order, or answered from gathered
-rows.
-"""
+"""Lookups of an objective in embedding tables, recorded in order or answered from gathered rows."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +45,8 @@ class Lookups:
     @property
     def sizes(self) -> list[int]:
         """The number of rows of each group's tables."""
-        return [self.tables[self.groups.index(group)].num_rows for group in range(len(self.counts))]
+        firsts = [self.groups.index(group) for group in range(len(self.counts))]
+        return [self.tables[first].num_rows for first in firsts]
 
     @property
     def _verbs(self) -> Engine:
@@ -64,95 +63,81 @@ class Lookups:
             table = self.tables[number]
             if hasattr(ids, "row_splits"):  # ragged: the layer reads its table, which is recorded
                 return type(table.layer).call(table.layer, ids)
-            if self._verbs.traces.frame(ids) is not frame:
-                noted.inside.add(number)
-            else:
+            if self._verbs.traces.frame(ids) is frame:
                 noted.calls[number].append(ids)
-            return self._found(table, params[table.param], from_end(_whole(ids), table.num_rows))
+            else:
+                noted.inside.add(number)
+            rows = from_end(_as_integers(ids), table.num_rows)
+            return self._result(table, params[table.param], rows)
 
-        with self._instead(note):
+        with self._called_instead(note):
             yield noted
 
     def ids(self, noted: Noted) -> list[Tensor]:
-        """Return the row numbers of each group's lookups, int32 (count,); negative numbers count
-        from the end.
-        """
-        asked = self._asked(noted)
-        flat = []
-        for key in dict.fromkeys(asked):
-            calls = noted.calls[asked.index(key)]
-            flat.append(
-                ops.concatenate([_narrow(ids) for ids in calls])
-                if calls
-                else ops.zeros((0,), "int32")
-            )
-        return flat
+        """Return the row numbers of each group's lookups, int32 (count,); -1 is the last row."""
+        by_group = dict(zip(self._keys(noted), noted.calls, strict=True))
+        none = [ops.zeros((0,), "int32")]
+        flat = [list(map(_narrow, calls)) for calls in by_group.values()]
+        return [ops.concatenate(numbers or none) for numbers in flat]
 
     def learned(
         self, noted: Noted, read: set[int], variables: Variables
     ) -> tuple["Lookups", list[str]]:
-        """Return the lookups with groups and counts, and for each table the reason to update all
-        its rows, or "".
+        """Return the lookups with their groups, and why all rows of a table are updated, or "".
 
         Args:
             read: the ids of the variables that were read.
         """
-        asked = self._asked(noted)
-        distinct = list(dict.fromkeys(asked))
-        reasons = [
-            self._why_whole(number, noted, read, variables) for number in range(len(self.tables))
-        ]
+        keys = self._keys(noted)
+        distinct = list(dict.fromkeys(keys))
+        groups = tuple(map(distinct.index, keys))
         counts = tuple(ids.shape[0] or 0 for ids in self.ids(noted))
-        return replace(
-            self, groups=tuple(distinct.index(key) for key in asked), counts=counts
-        ), reasons
+        reasons = []
+        for number, (table, calls) in enumerate(zip(self.tables, noted.calls, strict=True)):
+            shapes = [ids.shape for ids in calls]
+            why = {
+                "it is looked up inside a loop": number in noted.inside,
+                "it is used outside of lookups": id(variables.params[table.param]) in read,
+                "the number of lookups depends on values": any(None in shape for shape in shapes),
+                "nothing is looked up in it": all(0 in shape for shape in shapes),
+            }
+            reasons.append(first_reason(why))
+        return replace(self, groups=groups, counts=counts), reasons
 
-    def _asked(self, noted: Noted) -> list[tuple[int, ...]]:
+    def _keys(self, noted: Noted) -> list[tuple[int, ...]]:
         """Return for each table a key that is equal for tables with the same lookups."""
-        return [
-            (t.num_rows, *map(id, calls)) for t, calls in zip(self.tables, noted.calls, strict=True)
-        ]
-
-    def _why_whole(self, number: int, noted: Noted, read: set[int], variables: Variables) -> str:
-        reasons = {
-            "it is looked up inside a loop": number in noted.inside,
-            "it is used outside of lookups": id(variables.params[self.tables[number].param])
-            in read,
-            "the number of lookups depends on values": any(
-                None in ids.shape for ids in noted.calls[number]
-            ),
-            "nothing is looked up in it": not any(
-                0 not in ids.shape for ids in noted.calls[number]
-            ),
-        }
-        return next((why for why, holds in reasons.items() if holds), "")
+        calls = zip(self.tables, noted.calls, strict=True)
+        return [(table.num_rows, *map(id, ids)) for table, ids in calls]
 
     @contextmanager
     def answering(self, params: list, places: Sequence[Tensor]) -> Iterator[None]:
-        """Answer lookups from the gathered rows in `params`; `places` (by group) are their indices
-        there.
+        """Answer lookups from the gathered rows in `params`.
+
+        Args:
+            places: by group, the index of each lookup's row among the gathered rows.
         """
         starts = [0] * len(self.tables)
 
         def answer(number: int, ids: Tensor) -> Tensor:
             table = self.tables[number]
             start = starts[number]
-            starts[number] = stop = start + math.prod(ids.shape)
-            own = places[self.groups[number]][start:stop]
-            return self._found(table, params[table.param], ops.reshape(own, ids.shape))
+            stop = start + math.prod(ids.shape)
+            starts[number] = stop
+            rows = places[self.groups[number]][start:stop]
+            return self._result(table, params[table.param], ops.reshape(rows, ids.shape))
 
-        with self._instead(answer):
+        with self._called_instead(answer):
             yield
 
-    def _found(self, table: EmbeddingTable, rows: Tensor, places: Tensor) -> Tensor:
+    def _result(self, table: EmbeddingTable, params: Tensor, rows: Tensor) -> Tensor:
         """Return the result of the layer: NaN for a row that does not exist."""
-        found = self._verbs.ops.lookup(rows, ops.reshape(places, (-1,)))
-        return ops.cast(
-            ops.reshape(found, (*ops.shape(places), rows.shape[1])), table.layer.compute_dtype
-        )
+        flat = self._verbs.ops.lookup(params, ops.reshape(rows, (-1,)))
+        result = ops.reshape(flat, (*ops.shape(rows), params.shape[1]))
+        return ops.cast(result, table.layer.compute_dtype)
 
     @contextmanager
-    def _instead(self, function: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+    def _called_instead(self, function: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+        """Call a function of (table number, ids) in place of the layers."""
         for number, table in enumerate(self.tables):
             vars(table.layer)["call"] = lambda inputs, number=number: function(number, inputs)
         try:
@@ -162,26 +147,26 @@ class Lookups:
                 del vars(table.layer)["call"]
 
 
+def first_reason(reasons: dict[str, bool]) -> str:
+    """Return the first reason that holds; "" if none does."""
+    return next((why for why, holds in reasons.items() if holds), "")
+
+
 def from_end(ids: Tensor, size: int) -> Tensor:
-    """Return row numbers counted from 0: negative ones count from the end; rows before the first
-    become `size`.
-    """
-    asked = ops.where(ids < 0, ids + size, ids)
-    return ops.where(asked < 0, ops.full_like(asked, size), asked)
+    """Return row numbers from 0: negative ones count from the end; `size` where there is no row."""
+    rows = ops.where(ids < 0, ids + size, ids)
+    return ops.where(rows < 0, ops.full_like(rows, size), rows)
 
 
-def _whole(ids: Tensor) -> Tensor:
+def _as_integers(ids: Tensor) -> Tensor:
     """Return integers, as `keras.layers.Embedding` casts them."""
-    return (
-        ids
-        if keras.backend.standardize_dtype(ids.dtype) in ("int32", "int64")
-        else ops.cast(ids, "int32")
-    )
+    is_integer = keras.backend.standardize_dtype(ids.dtype) in ("int32", "int64")
+    return ids if is_integer else ops.cast(ids, "int32")
 
 
 def _narrow(ids: Tensor) -> Tensor:
     """Return row numbers as an int32 vector; numbers beyond int32 stay outside of every table."""
-    ids = ops.reshape(_whole(ids), (-1,))
+    ids = ops.reshape(_as_integers(ids), (-1,))
     if keras.backend.standardize_dtype(ids.dtype) == "int64":
         ids = ops.clip(ids, -_INT32, _INT32)
     return ops.cast(ids, "int32")

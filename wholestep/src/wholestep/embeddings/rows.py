@@ -8,6 +8,7 @@ update does not grow with the table.
 Reads private attributes of `keras.layers.Embedding` and of the optimizers in `_ROW_BY_ROW`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -20,7 +21,7 @@ from keras import ops
 from keras.optimizers import Optimizer
 
 from wholestep.cut import Cut
-from wholestep.embeddings.lookups import Lookups, from_end
+from wholestep.embeddings.lookups import Lookups, first_reason, from_end
 from wholestep.engines import Engine
 from wholestep.model import Forward
 from wholestep.state import EmbeddingTable, State, TableRows, Values, Variables
@@ -65,16 +66,13 @@ _ROW_BY_ROW = {
     keras.optimizers.Adagrad: _RowByRow(_Adagrad, ("_accumulators",)),
 }
 _SHARE = 2  # a table needs this many rows for each lookup of an update
-
-
 _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
 def find(
     model: keras.Model, optimizer: Optimizer | None, variables: Variables, is_split: bool = False
 ) -> tuple[list[EmbeddingTable], dict[str, str]]:
-    """Return the tables whose touched rows alone may be updated, and the reasons for other tables,
-    by path.
+    """Return the tables whose touched rows alone may be updated, and by path, why others may not.
 
     Args:
         is_split: whether each replica sees only its part of the batch.
@@ -85,18 +83,20 @@ def find(
         return tables, reasons
     params = {id(v): i for i, v in enumerate(variables.params)}
     layers = [
-        layer
+        (layer, params[id(layer._embeddings)])
         for layer in model._flatten_layers()
         if id(getattr(layer, "_embeddings", None)) in params
     ]
-    of = [params[id(layer._embeddings)] for layer in layers]
-    for layer, param in zip(layers, of, strict=True):
+    num_layers = Counter(param for _, param in layers)
+    for layer, param in layers:
         if not isinstance(layer, keras.layers.Embedding):
             continue
-        why = (
-            "each replica knows its own lookups alone" if is_split else _why_whole(layer, optimizer)
-        )
-        if why := why or ("two layers share it" if of.count(param) > 1 else ""):
+        why = _why_all_rows(layer, optimizer)
+        if is_split:
+            why = "each replica knows its own lookups alone"
+        elif not why and num_layers[param] > 1:
+            why = "two layers share it"
+        if why:
             reasons[layer._embeddings.path] = why
         else:
             tables.append(EmbeddingTable(layer, param))
@@ -107,10 +107,10 @@ def _with_slots(
     table: EmbeddingTable, optimizer: Optimizer, variables: Variables
 ) -> EmbeddingTable:
     """Return the table with its optimizer's variables, which exist once training begins."""
-    kept = [getattr(optimizer, name)[table.param] for name in _ROW_BY_ROW[type(optimizer)].slots]
-    return replace(
-        table, slots=tuple(i for i, v in enumerate(variables.slots) if any(v is k for k in kept))
-    )
+    names = _ROW_BY_ROW[type(optimizer)].slots
+    known = {id(getattr(optimizer, name)[table.param]) for name in names}
+    slots = [i for i, variable in enumerate(variables.slots) if id(variable) in known]
+    return replace(table, slots=tuple(slots))
 
 
 class GradientForm(StrEnum):
@@ -129,21 +129,16 @@ def form_of_gradients(
     model: keras.Model, optimizer: Optimizer | None, *, are_dense: bool
 ) -> GradientForm:
     """Return the form of the gradients of a model's embeddings."""
-    if (
-        keras.backend.backend() != "tensorflow"
-        or optimizer is None
-        or is_linear(optimizer)
-        or not _tables(model)
-    ):
+    is_by_lookup = keras.backend.backend() == "tensorflow" and optimizer is not None
+    if not is_by_lookup or is_linear(optimizer) or not _trained_tables(model):
         return GradientForm.ANY
     return GradientForm.SUMMED if are_dense else GradientForm.LOOKUPS
 
 
-def _tables(model: keras.Model) -> list[str]:
-    layers = [
-        layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)
-    ]
-    return [layer.name for layer in layers if layer.trainable]
+def _trained_tables(model: keras.Model) -> list[str]:
+    layers = model._flatten_layers()
+    embeddings = [layer for layer in layers if isinstance(layer, keras.layers.Embedding)]
+    return [layer.name for layer in embeddings if layer.trainable]
 
 
 def explain_lookups(optimizer: Optimizer, paths: Iterable[str]) -> str:
@@ -153,9 +148,8 @@ def explain_lookups(optimizer: Optimizer, paths: Iterable[str]) -> str:
         return ""
     return (
         f"{_name(optimizer)} squares or clips the gradient of each lookup in {_some(names)} before "
-        "those of equal rows "
-        "are summed, as in keras.Model.fit on TensorFlow. With dense_gradients=True they are "
-        "summed first, as on JAX."
+        "those of equal rows are summed, as in keras.Model.fit on TensorFlow. With "
+        "dense_gradients=True they are summed first, as on JAX."
     )
 
 
@@ -164,45 +158,46 @@ def explain_sums(model: keras.Model, optimizer: Optimizer) -> str:
     if form_of_gradients(model, optimizer, are_dense=True) is GradientForm.ANY:
         return ""
     return (
-        f"The gradients of equal rows of {_some(_tables(model))} are summed before "
-        f"{_name(optimizer)} squares or clips "
-        "them (dense_gradients=True), as in keras.Model.fit on JAX. On TensorFlow it sums them "
-        "afterwards, and has "
-        "other losses, most for small tables."
+        f"The gradients of equal rows of {_some(_trained_tables(model))} are summed before "
+        f"{_name(optimizer)} squares or clips them (dense_gradients=True), as in keras.Model.fit "
+        "on JAX. On TensorFlow it sums them afterwards, and has other losses, most for small "
+        "tables."
     )
 
 
 def _name(optimizer: Optimizer) -> str:
-    return type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
+    return type(_inner(optimizer)).__name__
+
+
+def _inner(optimizer: Optimizer | None) -> Optimizer | None:
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def is_linear(optimizer: Optimizer | None) -> bool:
-    """Whether the optimizer neither squares nor clips gradients, so that any form of them gives one
-    update.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    clips = any(getattr(each, name, None) for each in (inner, optimizer) for name in _CLIPS)
+    """Whether gradients are neither squared nor clipped, so that any form gives one update."""
+    inner = _inner(optimizer)
+    clips = any(getattr(part, name, None) for part in (inner, optimizer) for name in _CLIPS)
     return type(inner) in (keras.optimizers.SGD, keras.optimizers.Lion) and not clips
 
 
-def _why_whole(layer: keras.layers.Embedding, optimizer: Optimizer) -> str:
+def _why_all_rows(layer: keras.layers.Embedding, optimizer: Optimizer) -> str:
     """Return the reason to update the full table; "" if there is none."""
-    name = type(optimizer).__name__
+    kind = type(optimizer)
+    name = kind.__name__
+    weights = layer._embeddings
+    is_extended = type(layer) is not keras.layers.Embedding or layer.lora_enabled
     reasons = {
-        f"only plain SGD and Adagrad are known to leave other rows alone, not {name}": type(
-            optimizer
-        )
-        not in _ROW_BY_ROW,
+        f"only plain SGD and Adagrad are known to leave other rows alone, not {name}": (
+            kind not in _ROW_BY_ROW
+        ),
         "momentum moves rows that were not looked up": bool(getattr(optimizer, "momentum", 0)),
         "weight decay moves rows that were not looked up": optimizer.weight_decay is not None,
         "the moving average of the weights moves rows that were not looked up": optimizer.use_ema,
-        "it is regularised as a whole": layer._embeddings.regularizer is not None,
-        "it is constrained as a whole": layer._embeddings.constraint is not None,
-        "its layer does more than look up": type(layer) is not keras.layers.Embedding
-        or layer.lora_enabled
-        or layer.quantization_mode is not None,
+        "it is regularised as a whole": weights.regularizer is not None,
+        "it is constrained as a whole": weights.constraint is not None,
+        "its layer does more than look up": is_extended or layer.quantization_mode is not None,
     }
-    return next((why for why, holds in reasons.items() if holds), "")
+    return first_reason(reasons)
 
 
 @dataclass(frozen=True)
@@ -245,60 +240,70 @@ class RowPlan:
         """
         if not ids:
             return scratch, [], []
-        sizes = self.lookups.sizes
-        asked = [from_end(i, size) for i, size in zip(ids, sizes, strict=True)]
-        exists = [(i >= 0) & (i < size) for i, size in zip(asked, sizes, strict=True)]
-        rows = [ops.where(e, i, ops.zeros_like(i)) for e, i in zip(exists, asked, strict=True)]
+        exists = []
+        rows = []
+        places = []
+        first = 0
+        for group_ids, size in zip(ids, self.lookups.sizes, strict=True):
+            numbers = from_end(group_ids, size)
+            exists.append(numbers < size)
+            rows.append(ops.where(exists[-1], numbers, ops.zeros_like(numbers)))
+            places.append(rows[-1] + first)
+            first += size
         # One scatter for all groups: with several, XLA would copy the scratch between them.
-        where = ops.concatenate([r + start for r, start in zip(rows, _starts(sizes), strict=True)])
-        numbers = ops.concatenate([ops.arange(r.shape[0], dtype="int32") for r in rows])
+        where = ops.concatenate(places)
+        counts = [group.shape[0] for group in rows]
+        numbers = ops.concatenate([ops.arange(count, dtype="int32") for count in counts])
         scratch = ops.scatter_update(scratch, where[:, None], numbers)
         # Equal rows read the same number, whichever of them wrote last.
-        found = ops.take(scratch, where)
-        counts = [r.shape[0] for r in rows]
-        row_slots = [
-            found[start : start + count]
-            for start, count in zip(_starts(counts), counts, strict=True)
-        ]
-        places = [
-            ops.where(e, h, ops.full_like(h, h.shape[0]))
-            for e, h in zip(exists, row_slots, strict=True)
-        ]
+        slots = _split_like(rows, ops.take(scratch, where))
         touched = [
-            TableRows(t, rows[g], row_slots[g])
-            for t, g in zip(self.tables, self.lookups.groups, strict=True)
+            TableRows(table, rows[group], slots[group])
+            for table, group in zip(self.tables, self.lookups.groups, strict=True)
         ]
-        return scratch, touched, places
+        row_of_lookup = [
+            ops.where(exist, slot, ops.full_like(slot, slot.shape[0]))
+            for exist, slot in zip(exists, slots, strict=True)
+        ]
+        return scratch, touched, row_of_lookup
 
 
-def _starts(sizes: list[int]) -> list[int]:
-    return [sum(sizes[:i]) for i in range(len(sizes))]
+def _split_like(groups: list[Tensor], values: Tensor) -> list[Tensor]:
+    """Return consecutive parts of the values, as long as these groups."""
+    parts = []
+    start = 0
+    for group in groups:
+        stop = start + group.shape[0]
+        parts.append(values[start:stop])
+        start = stop
+    return parts
 
 
-def describe(row_plan: RowPlan, wholes: dict[str, str], num_microbatches: int) -> list[str]:
-    """Describe the updates of tables: a line for each table whose rows are updated, and a line for
-    all others.
+def describe(row_plan: RowPlan, whole_tables: dict[str, str], num_microbatches: int) -> list[str]:
+    """Describe the updates of tables: a line for each that is updated by rows, and one for others.
+
+    Args:
+        whole_tables: by path, why all rows of a table are updated.
     """
     lines = []
     for table, group in zip(row_plan.tables, row_plan.lookups.groups, strict=True):
-        asked = num_microbatches * row_plan.counts[group]
+        num_lookups = num_microbatches * row_plan.counts[group]
         lines.append(
-            f"Of the {table.num_rows} rows of {table.layer.name!r}, the {asked} looked up are "
-            "updated."
+            f"Of the {table.num_rows} rows of {table.layer.name!r}, the {num_lookups} looked up "
+            "are updated."
         )
-    reasons = dict.fromkeys(wholes.values())
-    paths = [
-        ([repr(path) for path, why in wholes.items() if why == reason], reason)
-        for reason in reasons
-    ]
-    said = [f"All rows of {_some(names)} are updated: {reason}." for names, reason in paths]
-    return lines + (
-        [" ".join([*said, "This takes time only if a table is large."])] if said else []
-    )
+    by_reason: dict[str, list[str]] = {}
+    for path, why in whole_tables.items():
+        by_reason.setdefault(why, []).append(repr(path))
+    parts = [f"All rows of {_some(names)} are updated: {why}." for why, names in by_reason.items()]
+    if parts:
+        lines.append(" ".join([*parts, "This takes time only if a table is large."]))
+    return lines
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
 
 
 def worth_it(num_lookups: int, table: EmbeddingTable) -> bool:
@@ -309,29 +314,26 @@ def worth_it(num_lookups: int, table: EmbeddingTable) -> bool:
 def for_rows(
     optimizer: Optimizer, tables: list[EmbeddingTable], sizes: list[int], variables: Variables
 ) -> Optimizer:
-    """Return an optimizer that shares everything with this one, but has `sizes` rows in place of
-    each table.
-    """
+    """Return an optimizer that shares everything with this one, with `sizes` rows of each table."""
     instead = {}
     for table, size in zip(tables, sizes, strict=True):
-        whole = [variables.params[table.param], *(variables.slots[slot] for slot in table.slots)]
-        for variable in whole:
-            shape = (size, *variable.shape[1:])
-            instead[id(variable)] = keras.Variable(
-                ops.zeros(shape, variable.dtype), dtype=variable.dtype
-            )
+        slots = [variables.slots[slot] for slot in table.slots]
+        for variable in (variables.params[table.param], *slots):
+            rows = ops.zeros((size, *variable.shape[1:]), variable.dtype)
+            instead[id(variable)] = keras.Variable(rows, dtype=variable.dtype)
 
-    def replaced(known: list) -> list:
-        return [instead.get(id(variable), variable) for variable in known]
+    def replaced(name: str) -> list:
+        return [instead.get(id(variable), variable) for variable in getattr(optimizer, name)]
 
     # Not `copy.copy`: Keras would pickle the optimizer with its variables.
-    known_kind = _ROW_BY_ROW[type(optimizer)]
-    twin: Any = object.__new__(known_kind.of_rows)
-    vars(twin).update(vars(optimizer))
-    kept = {name: replaced(getattr(optimizer, name)) for name in known_kind.slots}
-    known = replaced(optimizer._trainable_variables)
-    vars(twin).update(kept, _variables=replaced(optimizer._variables), _trainable_variables=known)
-    vars(twin)["_trainable_variables_indices"] = {twin._var_key(v): i for i, v in enumerate(known)}
+    kind = _ROW_BY_ROW[type(optimizer)]
+    twin: Any = object.__new__(kind.of_rows)
+    attributes = vars(twin)
+    attributes.update(vars(optimizer))
+    for name in (*kind.slots, "_variables", "_trainable_variables"):
+        attributes[name] = replaced(name)
+    indices = {twin._var_key(v): i for i, v in enumerate(twin._trainable_variables)}
+    attributes["_trainable_variables_indices"] = indices
     return twin
 
 
@@ -348,7 +350,7 @@ class RowPlanner:
         self._engine = engine
         self._forward = forward
         self._optimizer = optimizer
-        self.tables, self._wholes = find(
+        self.tables, self._whole_tables = find(
             forward.model, optimizer, forward.variables, engine.replicas.is_split
         )
 
@@ -360,60 +362,50 @@ class RowPlanner:
     def plan(
         self, cut: Cut, state: State, data: Tree, rows: Tensor
     ) -> tuple[RowPlan, dict[str, str]]:
-        """Return the plan of tables whose touched rows alone are updated, and the reasons for other
-        tables.
-        """
+        """Return the plan of tables of which touched rows are updated, and why others are not."""
         variables = self._forward.variables
-        reasons = dict(self._wholes)
+        reasons = dict(self._whole_tables)
         # no further call of an eager objective for speed
-        known = [] if self._engine.programs.is_eager else self.tables
-        tables = [_with_slots(table, self._optimizer, variables) for table in known]
+        candidates = [] if self._engine.programs.is_eager else self.tables
+        tables = [_with_slots(table, self._optimizer, variables) for table in candidates]
         rows = ops.convert_to_tensor(rows)[: max(size for _, size in cut.sections)]
         while tables:
-            lookups, found = self._learned(Lookups(tables, self._engine), state, data, rows)
-            counts = [cut.num_microbatches * lookups.counts[g] for g in lookups.groups]
+            lookups, whys = self._learned(Lookups(tables, self._engine), state, data, rows)
+            counts = [cut.num_microbatches * lookups.counts[group] for group in lookups.groups]
             kept = []
-            for table, count, why in zip(tables, counts, found, strict=True):
-                path = variables.params[table.param].path
-                if why:
-                    reasons[path] = why
-                elif not worth_it(count, table):
-                    looks = f"an update looks up {count} of its {table.num_rows} rows"
-                    reasons |= {path: looks} if count < table.num_rows else {}
-                else:
+            for table, count, why in zip(tables, counts, whys, strict=True):
+                if not why and worth_it(count, table):
                     kept.append(table)
+                elif why or count < table.num_rows:
+                    path = variables.params[table.param].path
+                    few = f"an update looks up {count} of its {table.num_rows} rows"
+                    reasons[path] = why or few
             if len(kept) == len(tables):
-                return RowPlan(
-                    lookups, for_rows(self._optimizer, tables, counts, variables)
-                ), reasons
+                twin = for_rows(self._optimizer, tables, counts, variables)
+                return RowPlan(lookups, twin), reasons
             tables = kept
         return RowPlan(Lookups([])), reasons
 
     def _learned(
         self, lookups: Lookups, state: State, data: Tree, rows: Tensor
     ) -> tuple[Lookups, list[str]]:
-        found: list[tuple[Lookups, list[str]]] = []
+        learned: list[tuple[Lookups, list[str]]] = []
 
         def look_up(values: Values, data: Tree, rows: Tensor) -> Tensor:
-            found.append(
-                self._forward.lookups(
-                    values, self._engine.replicas.batch(data, rows), lookups=lookups
-                )
-            )
+            batch = self._engine.replicas.batch(data, rows)
+            learned.append(self._forward.lookups(values, batch, lookups=lookups))
             return rows
 
         captured = self._forward.captured_in(state)
-        values = Values(
-            self._engine.variables.params(state), state.buffers, state.metrics, captured
-        )
+        params = self._engine.variables.params(state)
+        values = Values(params, state.buffers, state.metrics, captured)
         self._engine.programs.shapes(look_up, values, data, rows)
-        return found[-1]
+        return learned[-1]
 
     def look_up(
         self, cut: Cut, row_plan: RowPlan
     ) -> Callable[[Values, Tree, Tensor], list[Tensor]]:
-        """Return the function (values, data, rows) -> the row numbers of the full batch's lookups,
-        by group.
+        """Return a function of (values, data, rows): the row numbers of all lookups, by group.
 
         The row numbers mostly depend on the batch only: then the compiler drops the forward pass.
         """
@@ -429,23 +421,21 @@ class RowPlanner:
             def note(noted: list, piece: Piece) -> list:
                 rows, first, number = piece
                 ids = ids_of(values, engine.replicas.batch(data, rows), first)
-                starts = [number * count for count in row_plan.counts]
-                return [
-                    ops.slice_update(n, [s], i) for n, s, i in zip(noted, starts, ids, strict=True)
-                ]
+                groups = zip(noted, row_plan.counts, ids, strict=True)
+                return [ops.slice_update(all_, [number * num], new) for all_, num, new in groups]
 
-            noted = [
-                ops.zeros((cut.num_microbatches * count,), "int32") for count in row_plan.counts
-            ]
+            num_parts = cut.num_microbatches
+            noted = [ops.zeros((num_parts * num,), "int32") for num in row_plan.counts]
             for pieces, num in pieces_of(cut, rows):
                 noted = engine.ops.fold(note, noted, pieces, num)
             return noted
 
         return look_up
 
-    def in_hand(self, params: list, touched: list[TableRows]) -> list:
+    def with_rows(self, params: list, touched: list[TableRows]) -> list:
         """Return the parameters, with the touched rows in place of their tables."""
-        rows = {t.table.param: t.rows for t in touched}
-        return [
-            self._engine.ops.gather(p, rows[i]) if i in rows else p for i, p in enumerate(params)
-        ]
+        params = list(params)
+        for few in touched:
+            param = few.table.param
+            params[param] = self._engine.ops.gather(params[param], few.rows)
+        return params
