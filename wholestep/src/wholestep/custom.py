@@ -355,7 +355,7 @@ class CustomUpdate(Update):
     assigns = True
 
     def __init__(self, engine: Engine, forward: Forward, steps: CustomSteps, *, stops: bool):
-        super().__init__(engine, forward, NOTHING_TOLD, None, stops=stops)
+        super().__init__(engine, forward, None, stops=stops)
         self._steps = steps
         self._num_own_slots = len(steps.own_slots)
         self._read: list[keras.Variable] = []

@@ -25,7 +25,7 @@ from wholestep.data import (
 )
 from wholestep.engines import Engine
 from wholestep.model import Forward, named, unpack
-from wholestep.program import MOST_UPDATES, Program, ProgramCache, compiled, several, span
+from wholestep.program import MOST_UPDATES, Program, ProgramCache, compiled, loop_updates, span
 from wholestep.reports.compilations import Compilations
 from wholestep.reports.report import NOTHING_TOLD, ReportLayout, check_same
 from wholestep.safety import uninterrupted
@@ -336,7 +336,7 @@ class Evaluation:
         length, num_stacked = (length, 1) if batch.is_resident else (most, most)
         if num_stacked > 1:
             data = engine.devices.stage(stack([batch], num_stacked))
-        program = several(engine, each, found if loops else None, most)
+        program = loop_updates(engine, each, found if loops else None, most)
         program = engine.variables.load_and_store(
             program, _moved_variables(function.forward, parts[0])
         )

@@ -13,9 +13,9 @@ MEAN = ws.Mean(np.zeros(3, "float32"))
 def test_forms():
     assert list(read(MEAN, {}).terms) == [""]
     assert list(read({"a": MEAN, "b": ws.Sum(np.zeros(3))}, {}).terms) == ["a", "b"]
-    reading = read((MEAN, {"extra": MEAN, "auc": (1, 2)}), {"auc": keras.metrics.AUC()})
-    assert list(reading.reported) == ["extra"]
-    assert (reading.scores[0].y_true, reading.scores[0].y_pred) == (1, 2)
+    output = read((MEAN, {"extra": MEAN, "auc": (1, 2)}), {"auc": keras.metrics.AUC()})
+    assert list(output.reported) == ["extra"]
+    assert (output.metric_updates[0].y_true, output.metric_updates[0].y_pred) == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,11 @@ def unpack(batch: Tree) -> tuple[Tree, Tree, Tree]:
     return (*parts, None, None, None)[:3]
 
 
+def outputs_of(model: keras.Model, x: Tree, *, training: bool) -> Any:
+    """Call a model, in training or inference mode if it has modes."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
 def without_labels(model: keras.Model, batch: Tree) -> str | None:
     """Return the message of an error for a batch without labels; None if it has them, or the model
     needs none.
