@@ -89,7 +89,7 @@ class ProgramCache(dict[tuple, Any]):
         super().__setitem__(key, value)
 
 
-class Wanted(NamedTuple):
+class FeedSpec(NamedTuple):
     """Common properties of all updates of a feed.
 
     Args:
@@ -175,7 +175,7 @@ def compiled(
     """Return a program of `loop_updates`, compiled.
 
     Args:
-        arguments: the state, what is given, and the data.
+        arguments: (state, given, data).
         table: the shape of the table of rows, (updates, rows).
     """
     rows = engine.devices.place((np.zeros(table, np.int32), np.zeros(table[:1], np.int32), NONE))

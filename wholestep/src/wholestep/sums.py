@@ -311,7 +311,7 @@ class EpochSums:
     def logs(
         self, epoch: tuple[Tensor, Tensor], metrics: list[Tensor], captured: Sequence[Tensor] = ()
     ) -> dict[str, Tensor]:
-        """Return an epoch's numbers so far: the loss, Keras' metrics, named terms, custom results."""
+        """Return an epoch's numbers: the loss, Keras' metrics, named terms and custom results."""
         means = ratio(*epoch)
         loss = means[len(self.terms)]
         named = {}

@@ -460,5 +460,5 @@ class ObjectiveUpdate(Update):
 
 
 def with_verdict(logs: dict[str, Tensor], loss: Tensor, applied: Tensor) -> dict[str, Tensor]:
-    """Return the numbers of an update: the epoch's logs, its own loss, and whether it was applied."""
+    """Return the epoch's logs with the update's loss, and whether it was applied."""
     return logs | {OWN_LOSS: loss, APPLIED: applied}

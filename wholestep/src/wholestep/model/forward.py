@@ -1,7 +1,7 @@
 """The objective as a pure function of values: the only place where a model is called."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -178,7 +178,8 @@ class Forward:
         """
         scope = self._scope(values, lookups)
         with scope, lookups.answering(values.params, places):
-            result = self._call(batch, first)
+            with self._calling(batch, first):
+                result = self.objective(self.model, batch, self.training)
             # A second call needs whole tables, and has been made on them before; here are only rows
             # of them.
             output = self._output(result, batch, None if lookups.tables else values)
@@ -195,7 +196,9 @@ class Forward:
     ) -> RowResults:
         """Return the objective's values and weights by row; NaN for rows missing in a table."""
         with self._scope(values) as scope, lookups.noting(values.params):
-            output = self._output(self._call(batch, first), batch, values)
+            with self._calling(batch, first):
+                result = self.objective(self.model, batch, self.training)
+            output = self._output(result, batch, values)
             by_term = {label: by_row(term) for label, term in output.terms.items()}
             extra = self._extra(scope, output)
         return RowResults(by_term, extra, self._after(scope, values)[0])
@@ -207,16 +210,18 @@ class Forward:
 
         They mostly depend on the batch alone: then the compiler drops the forward pass.
         """
-        with self._scope(values), lookups.noting(values.params) as noted:
-            self._call(batch, first)
+        noting = lookups.noting(values.params)
+        with self._scope(values), noting as noted, self._calling(batch, first):
+            self.objective(self.model, batch, self.training)
         return lookups.ids(noted)
 
     def lookups(
         self, values: Values, batch: Tree, *, lookups: Lookups
     ) -> tuple[Lookups, list[str]]:
         """Return the objective's lookups, and the reasons to pass tables as a whole."""
-        with self._scope(values) as scope, lookups.noting(values.params) as noted:
-            self._call(batch, 0)
+        noting = lookups.noting(values.params)
+        with self._scope(values) as scope, noting as noted, self._calling(batch, 0):
+            self.objective(self.model, batch, self.training)
         return lookups.learned(noted, scope.read, self.variables)
 
     def padded(self, values: Values, batch: Tree, num: int) -> tuple[list, list]:
@@ -229,7 +234,9 @@ class Forward:
         self, values: Values, batch: Tree, rows: slice, row_weights: Tensor | None
     ) -> list:
         with self._scope(values) as scope:
-            output = self._output(self._call(batch, 0), batch, values)
+            with self._calling(batch, 0):
+                result = self.objective(self.model, batch, self.training)
+            output = self._output(result, batch, values)
             for update in output.metric_updates:
                 update.part(rows).run(row_weights)
         return self._after(scope, values)[1]
@@ -315,10 +322,11 @@ class Forward:
         slots = {id(v) for v in self.variables.slots} if self.training else set()
         return [v for v in self.facts.captured if id(v) not in slots]
 
-    def _call(self, batch: Tree, first: Tensor | int | None) -> object:
-        """Return the result of the objective; `first` is the place of its first row."""
+    @contextmanager
+    def _calling(self, batch: Tree, first: Tensor | int | None) -> Iterator[None]:
+        """Context of a call of the objective; `first` is the place of its first row."""
         with explained(self.model, self.objective, batch), self._drawing(batch, first):
-            return self.objective(self.model, batch, self.training)
+            yield
 
     def _output(self, result: object, batch: Tree, again: Values | None) -> ObjectiveOutput:
         """Check the objective's result; `again`: the values for a second call, None for none."""
@@ -331,8 +339,8 @@ class Forward:
         squares = [k for k, s in shapes.items() if len(s) > 1 and s[1] == num_rows > 1]
         if squares and again is not None:
             batch = tree.map_leaves(lambda leaf: leaf[:-1], batch)
-            with self._scope(again):
-                shorter = read(self._call(batch, None), metrics)
+            with self._scope(again), self._calling(batch, None):
+                shorter = read(self.objective(self.model, batch, self.training), metrics)
             refuse_broadcasts({k: shorter.terms[k] for k in squares}, num_rows)
         output = output._replace(terms=terms, reported=reported)
         if self.notes is not None:

@@ -180,7 +180,7 @@ def as_tensor(value: Tensor) -> Tensor:
 
 
 def wide(value: Tensor) -> Tensor:
-    """Return a value in floatx or wider, whatever the model computes in: float16 ends at 65504."""
+    """Return a value in floatx or wider, not in the compute dtype: float16 ends at 65504."""
     return value if str(value.dtype).endswith("float64") else ops.cast(value, keras.config.floatx())
 
 
@@ -329,7 +329,7 @@ class MetricUpdate:
 
     @property
     def _least_rank(self) -> int:
-        """The least rank of weights that lead the axes of the values: Keras aligns others at the end.
+        """The least rank of weights that lead the values' axes: Keras aligns others at the end.
 
         It is the mask's rank; for AUC and its kin, the predictions' rank minus 1, as they add the
         last axis.
