@@ -58,6 +58,25 @@ class Folded(NamedTuple, Generic[Added, Carried, Alike]):
     alike: Alike
 
 
+class SumInputs(NamedTuple):
+    """The arguments of the sums of an update, the same for every microbatch and replica.
+
+    `places` and `weights` are known after the weights of the full batch, see `Forward.sums` and
+    `EpochSums.loss`.
+    """
+
+    values: Values
+    scale: Tensor
+    rows: Tensor
+    num_rows: Tensor
+    places: Sequence[Tensor] = ()
+    weights: dict[str, Tensor] | None = None
+
+    def with_params(self, params: list[Tensor]) -> "SumInputs":
+        """Return the inputs with other values of the parameters."""
+        return self._replace(values=self.values._replace(params=params))
+
+
 Totals = Folded[Sums, list[Tensor], After]  # carried: the metrics
 Weights = Folded[tuple[()], dict[str, Tensor], tuple[()]]  # carried: the weight of every mean
 
@@ -73,6 +92,22 @@ def pieces_of(cut: Cut, rows: Tensor) -> Iterator[tuple[Piece, int]]:
         yield (stacked, ops.convert_to_tensor(firsts), ops.convert_to_tensor(numbers)), num
         start += num * size
         number += num
+
+
+def num_shares(engine: Engine, cut: Cut) -> int:
+    """Return the number of replicas that fold their rows of each microbatch."""
+    return engine.devices.num_replicas if cut.split else 1
+
+
+def part_of(engine: Engine, cut: Cut, piece: Piece) -> Part | None:
+    """Return a replica's part of the batch in a microbatch; None if it has no row of it."""
+    rows, first, number = piece
+    local_rows, start = engine.replicas.part(rows)
+    if not local_rows.shape[0]:
+        return None
+    num = num_shares(engine, cut)
+    share = start // -(-rows.shape[0] // num)
+    return Part(first + start, number * num + share)
 
 
 def zero_totals(

@@ -6,7 +6,7 @@ of several updates.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -23,7 +23,7 @@ from wholestep.engines import Engine
 from wholestep.model import Forward, MicrobatchSums
 from wholestep.program import loop_updates, with_epoch_start
 from wholestep.reports.report import APPLIED, NOTHING_TOLD, OWN_LOSS, ReportLayout
-from wholestep.slices import Gradient, Part, Slices
+from wholestep.slices import Gradient, Slices
 from wholestep.state import State, Values
 from wholestep.sums import (
     After,
@@ -31,6 +31,7 @@ from wholestep.sums import (
     Folded,
     LookupSizes,
     Piece,
+    SumInputs,
     Sums,
     Totals,
     Weights,
@@ -42,6 +43,8 @@ from wholestep.sums import (
     lookup_sizes,
     merge_lookups,
     moved_buffers,
+    num_shares,
+    part_of,
     pieces_of,
     row_share,
     section,
@@ -126,23 +129,18 @@ class Update(ABC):
         return state, self.layout.pack(numbers)
 
 
-class SumInputs(NamedTuple):
-    """The arguments of the sums of an update, the same for every microbatch and replica.
+class Proposal(NamedTuple):
+    """The result of an update before it is applied.
 
-    `places` and `weights` are known after the weights of the full batch, see `Forward.sums` and
-    `EpochSums.loss`.
+    Args:
+        state: the new state, with the parameters and slots from before.
+        is_good: whether it may be applied.
     """
 
-    values: Values
-    scale: Tensor
-    rows: Tensor
-    num_rows: Tensor
-    places: Sequence[Tensor] = ()
-    weights: dict[str, Tensor] | None = None
-
-    def with_params(self, params: list[Tensor]) -> "SumInputs":
-        """Return the inputs with other values of the parameters."""
-        return self._replace(values=self.values._replace(params=params))
+    state: State
+    grads: list[Gradient]
+    loss: Tensor
+    is_good: Tensor
 
 
 @dataclass(eq=False)
@@ -209,7 +207,6 @@ class ObjectiveUpdate(Update):
         """Return one whole update: (state, captured, data, rows, count) -> (state, report)."""
         engine = self.engine
         facts = self.forward.facts
-        paths = [variable.path for variable in self.forward.variables.params]
         look_up = self.row_planner.look_up(cut, row_plan)
         weigh, gradient, add_microbatch = self._microbatch(cut, row_plan)
         sizes: LookupSizes | None = None  # by the first call: an eager update is called again
@@ -223,36 +220,26 @@ class ObjectiveUpdate(Update):
                 # Weights depend on the batch alone, so the compiler drops the forward pass.
                 weights = self._fold(cut, weigh, zero_weights(facts), data, inputs, syncs=False)
                 inputs = inputs._replace(weights=weights.carried)
+
             ids = look_up(inputs.values, data, rows)
             scratch, touched, places = row_plan.deduplicate(state.scratch, ids)
             params = self.row_planner.in_hand(inputs.values.params, touched)
             inputs = inputs.with_params(params)._replace(places=places)
+
             if sizes is None:
                 sizes = self._lookup_sizes(cut, gradient, data, inputs)
-            num_parts = cut.num_microbatches * self._num_shares(cut)
+            num_parts = cut.num_microbatches * num_shares(engine, cut)
             begin = zero_totals(facts, inputs.values, sizes, num_parts, count)
             step = partial(add_microbatch, sizes)
-            sums, metrics, after = self._fold(cut, step, begin, data, inputs, syncs=True)
+            total = self._fold(cut, step, begin, data, inputs, syncs=True)
 
-            captured = inputs.values.captured
-            grads = merge_lookups(sums.grads, sizes)
-            grads, penalty = self._regularise(params, grads, inputs.scale, captured)
-            self._by_lookups |= {
-                p for p, g in zip(paths, grads, strict=True) if isinstance(g, Slices)
-            }
-            extra = sums.extra + penalty
-            loss = self.epoch_sums.loss(sums.terms, extra)
-            buffers = after.buffers
-            if cut.num_microbatches > 1:
-                buffers = moved_buffers(self.forward.moved_floats, state.buffers, buffers)
-            ok = self._is_good(state, loss, grads, buffers)
-            epoch = self.epoch_sums.add(state.sums, sums.terms, extra, count)
             state = state._replace(scratch=scratch)
-            new = state._replace(buffers=buffers, metrics=metrics, sums=epoch)
-            assigned = dict(zip(facts.assigned, after.assigned, strict=True))
+            new, grads, loss, ok = self._proposal(cut, state, inputs, total, sizes)
+            assigned = dict(zip(facts.assigned, total.alike.assigned, strict=True))
             twin = row_plan.optimizer
             state = engine.optimizer.apply(state, new, grads, ok, assigned, touched, twin)
-            logs = self.epoch_sums.logs(state.sums, state.metrics, captured)
+
+            logs = self.epoch_sums.logs(state.sums, state.metrics, inputs.values.captured)
             state = state._replace(metrics=self.forward.tracking(state.metrics, logs))
             return self._reported(state, logs, loss, ok)
 
@@ -287,16 +274,12 @@ class ObjectiveUpdate(Update):
             first = ops.zeros((), "int32")
             return self.engine.programs.shapes(gradient, inputs, data, rows, first)[0]
 
-        num_few = max(1, cut.sections[0][1] // self._num_shares(cut))
+        num_few = max(1, cut.sections[0][1] // num_shares(self.engine, cut))
         few = gradients(num_few)
         if not any(isinstance(grad, Slices) for grad in few):
             return {}
         paths = [variable.path for variable in self.forward.variables.params]
         return lookup_sizes(cut, paths, num_few, few, gradients(cut.places))
-
-    def _num_shares(self, cut: Cut) -> int:
-        """Return the number of replicas that fold their rows of each microbatch."""
-        return self.engine.devices.num_replicas if cut.split else 1
 
     # ---- the two folds of whole_update, over microbatches and replicas ----
 
@@ -405,7 +388,7 @@ class ObjectiveUpdate(Update):
         grads, outcome = differentiated
         rows, first, _ = piece
         if sizes or cut.num_microbatches > 1:
-            grads = add_gradients(total.sums.grads, grads, sizes, self._part_number(cut, piece))
+            grads = add_gradients(total.sums.grads, grads, sizes, part_of(self.engine, cut, piece))
         if cut.num_microbatches == 1:
             after = After(outcome.buffers, outcome.assigned)
             return Folded(Sums(grads, outcome.sums, outcome.extra), outcome.metrics, after)
@@ -413,17 +396,28 @@ class ObjectiveUpdate(Update):
         floats = self.forward.moved_floats
         return add(floats, total, grads, outcome, inputs.values.buffers, share)
 
-    def _part_number(self, cut: Cut, piece: Piece) -> Part | None:
-        """Return a replica's part of the batch in a microbatch; None if it has no row of it."""
-        rows, first, number = piece
-        local_rows, start = self.engine.replicas.part(rows)
-        if not local_rows.shape[0]:
-            return None
-        num_shares = self._num_shares(cut)
-        share = start // -(-rows.shape[0] // num_shares)
-        return Part(first + start, number * num_shares + share)
+    # ---- after the folds, once for the full batch ----
 
-    # ---- the rest of whole_update, once for the full batch ----
+    def _proposal(
+        self, cut: Cut, state: State, inputs: SumInputs, total: Totals, sizes: LookupSizes
+    ) -> Proposal:
+        """Regularise once, divide once, and guard."""
+        sums, metrics, after = total
+        params, _, _, captured = inputs.values
+        grads = merge_lookups(sums.grads, sizes)
+        grads, penalty = self._regularise(params, grads, inputs.scale, captured)
+        for variable, grad in zip(self.forward.variables.params, grads, strict=True):
+            if isinstance(grad, Slices):
+                self._by_lookups.add(variable.path)
+        extra = sums.extra + penalty
+        loss = self.epoch_sums.loss(sums.terms, extra)
+        buffers = after.buffers
+        if cut.num_microbatches > 1:
+            buffers = moved_buffers(self.forward.moved_floats, state.buffers, buffers)
+        is_good = self._is_good(state, loss, grads, buffers)
+        epoch = self.epoch_sums.add(state.sums, sums.terms, extra, inputs.num_rows)
+        new = state._replace(buffers=buffers, metrics=metrics, sums=epoch)
+        return Proposal(new, grads, loss, is_good)
 
     def _regularise(
         self, params: list[Tensor], grads: list[Gradient], scale: Tensor, captured: list[Tensor]
