@@ -1,4 +1,4 @@
-"""What an objective may return, and what is said of the rest."""
+"""The results that an objective may return, and the errors for all others."""
 
 import keras
 import numpy as np
@@ -43,7 +43,7 @@ def test_anything_else_is_said_to_be_wrong(result, message):
 
 
 class Two(ws.Objective):
-    """Two terms of different denominators, one of them a sum."""
+    """Two terms with different denominators, a mean and a sum."""
 
     def __call__(self, model, batch, training):
         output = model(batch["x"], training=training)

@@ -1,4 +1,4 @@
-"""Values and weights: merged before they are divided, whatever the cut."""
+"""Values and weights are merged before they are divided, in any cut."""
 
 import itertools
 
