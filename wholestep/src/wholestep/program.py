@@ -144,7 +144,12 @@ def loop_updates(
     """
 
     def program(
-        state: State, given: Tree, data: Tree, rows: Tensor, counts: Tensor, span: Tensor
+        state: State,
+        given: Tree,
+        data: Tree,
+        rows: Tensor,
+        counts: Tensor,
+        span: Tensor,
     ) -> tuple:
         first, num, begins = span[0], span[1], span[2]
 
@@ -170,7 +175,11 @@ def loop_updates(
 
 
 def compiled(
-    engine: Engine, program: Callable, arguments: tuple, table: tuple[int, int], **how: bool
+    engine: Engine,
+    program: Callable,
+    arguments: tuple,
+    table: tuple[int, int],
+    **how: bool,
 ) -> Compiled:
     """Return a program of `loop_updates`, compiled.
 
@@ -178,12 +187,18 @@ def compiled(
         arguments: (state, given, data).
         table: the shape of the table of rows, (updates, rows).
     """
-    rows = engine.devices.place((np.zeros(table, np.int32), np.zeros(table[:1], np.int32), NONE))
-    return engine.programs.compile(program, (*arguments, *rows), **how)
+    rows = np.zeros(table, np.int32)
+    counts = np.zeros(table[:1], np.int32)
+    placed = engine.devices.place((rows, counts, NONE))
+    return engine.programs.compile(program, (*arguments, *placed), **how)
 
 
 def with_epoch_start(
-    state: State, begins: Tensor, *, sums: tuple, metrics: list[np.ndarray]
+    state: State,
+    begins: Tensor,
+    *,
+    sums: tuple,
+    metrics: list[np.ndarray],
 ) -> State:
     """Return the state with these sums if an epoch begins; with these metrics if it is `ALONE`.
 

@@ -111,7 +111,11 @@ def part_of(engine: Engine, cut: Cut, piece: Piece) -> Part | None:
 
 
 def zero_totals(
-    facts: TraceFacts, values: Values, lookups: LookupSizes, num_parts: int, num_rows: Tensor
+    facts: TraceFacts,
+    values: Values,
+    lookups: LookupSizes,
+    num_parts: int,
+    num_rows: Tensor,
 ) -> Totals:
     """Return the totals of no microbatch, for an update of `num_rows` rows.
 
@@ -136,17 +140,25 @@ def zero_totals(
 def zero_weights(facts: TraceFacts) -> Weights:
     """Return the weights of no microbatch."""
     means = [k for k, fact in facts.terms.items() if fact.is_mean]
-    return Folded((), dict.fromkeys(means, ops.zeros((), keras.config.floatx())), ())
+    zero = ops.zeros((), keras.config.floatx())
+    return Folded((), dict.fromkeys(means, zero), ())
 
 
 def add_weights(total: Weights, outcome: MicrobatchSums) -> Weights:
     """Return the weights after one microbatch."""
-    weights = {k: plus(weight, outcome.sums[k][1]) for k, weight in total.carried.items()}
+    weights = {}
+    for k, before in total.carried.items():
+        _, weight = outcome.sums[k]
+        weights[k] = plus(before, weight)
     return total._replace(carried=weights)
 
 
 def lookup_sizes(
-    cut: Cut, paths: list[str], num_few: int, few: list[Gradient], full: list[Gradient]
+    cut: Cut,
+    paths: list[str],
+    num_few: int,
+    few: list[Gradient],
+    full: list[Gradient],
 ) -> LookupSizes:
     """Return the sizes of lookups, by the gradients of `num_few` rows and of the full batch.
 
@@ -180,7 +192,10 @@ def _total(reads: list[int | None]) -> int | None:
 
 
 def add_gradients(
-    total: list[Gradient], new: list[Gradient], lookups: LookupSizes, part: Part | None
+    total: list[Gradient],
+    new: list[Gradient],
+    lookups: LookupSizes,
+    part: Part | None,
 ) -> list[Gradient]:
     """Return the sums of gradients after one part of the batch; None for a part without rows."""
     added: list[Gradient] = []
@@ -239,7 +254,9 @@ def add(
 
 
 def moved_buffers(
-    floats: dict[int, bool], before: list[Tensor], moves: list[Tensor]
+    floats: dict[int, bool],
+    before: list[Tensor],
+    moves: list[Tensor],
 ) -> list[Tensor]:
     """Return the buffers after all microbatches, by the totals of `add`."""
     buffers = list(before)
@@ -254,7 +271,11 @@ def plus(total: Tensor, value: Tensor) -> Tensor:
 
 
 def weights_of_rows(
-    engine: Engine, cut: Cut, size: int, first: Tensor, count: Tensor
+    engine: Engine,
+    cut: Cut,
+    size: int,
+    first: Tensor,
+    count: Tensor,
 ) -> Tensor | None:
     """Return the weights of the rows of `engine.replicas.batch`; None if all weights are 1."""
     if not cut.padded:
@@ -278,7 +299,8 @@ def row_share(cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor:
     if not cut.padded:
         return ops.full((), size / cut.rows, keras.config.floatx())
     floatx = keras.config.floatx()
-    return ops.cast(ops.clip(count - first, 0, size), floatx) / ops.cast(count, floatx)
+    num_real = ops.clip(count - first, 0, size)
+    return ops.cast(num_real, floatx) / ops.cast(count, floatx)
 
 
 def section(values: Tensor, number: Tensor, cut: Cut) -> Tensor:
@@ -308,7 +330,8 @@ class EpochSums:
         """Return the sums before the first row of an epoch; () if the terms are not known yet."""
         if self.forward.facts is NOTHING_KNOWN:
             return ()
-        zeros = np.zeros((2, len(self.terms) + 1), keras.config.floatx())
+        shape = 2, len(self.terms) + 1
+        zeros = np.zeros(shape, keras.config.floatx())
         return zeros, zeros
 
     def fitting(self, engine: Engine, sums: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -318,7 +341,10 @@ class EpochSums:
         return sums if is_fitting else engine.devices.place(empty)
 
     def loss(
-        self, sums: dict[str, Any], once: Tensor, weights: dict[str, Any] | None = None
+        self,
+        sums: dict[str, Any],
+        once: Tensor,
+        weights: dict[str, Any] | None = None,
     ) -> Tensor:
         """Return sum_k c_k * value_k / weight_k + once, by default by the sums' own weights."""
         loss = once
@@ -332,19 +358,27 @@ class EpochSums:
         return loss
 
     def add(
-        self, epoch: tuple[Tensor, Tensor], sums: dict[str, Any], once: Tensor, count: Tensor
+        self,
+        epoch: tuple[Tensor, Tensor],
+        sums: dict[str, Any],
+        once: Tensor,
+        count: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Add an update's sums to the epoch's: means by their weights, the rest by the rows."""
         rows = ops.cast(count, keras.config.floatx())
-        pairs = [
-            sums[k] if fact.is_mean else (rows * sums[k][0], rows) for k, fact in self.terms.items()
-        ]
+        pairs = []
+        for k, fact in self.terms.items():
+            value, weight = sums[k]
+            pairs.append((value, weight) if fact.is_mean else (rows * value, rows))
         values, weights = zip(*pairs, (rows * once, rows), strict=True)
         update = ops.stack([ops.stack(values), ops.stack(weights)])
         return accumulate(epoch, ops.cast(update, epoch[0].dtype))
 
     def logs(
-        self, epoch: tuple[Tensor, Tensor], metrics: list[Tensor], captured: Sequence[Tensor] = ()
+        self,
+        epoch: tuple[Tensor, Tensor],
+        metrics: list[Tensor],
+        captured: Sequence[Tensor] = (),
     ) -> dict[str, Tensor]:
         """Return an epoch's numbers: the loss, Keras' metrics, named terms and custom results."""
         means = ratio(*epoch)
@@ -381,7 +415,10 @@ def ratio(high: Tensor, low: Tensor) -> Tensor:
 
 
 def first_logs(
-    forward: Forward, values: Values, batch: Tree, row_weights: Tensor | None
+    forward: Forward,
+    values: Values,
+    batch: Tree,
+    row_weights: Tensor | None,
 ) -> dict[str, Tensor]:
     """Call all user functions once, in a trace: the objective, the regularisers, the metrics'
     results.
@@ -413,8 +450,11 @@ def names_of(engine: Engine, forward: Forward) -> list[str]:
 
 def visible(numbers: dict[str, Tensor | float]) -> dict[str, Tensor | float]:
     """Return the numbers to show to the user: the custom results if there are any, else all."""
-    own = {name.removeprefix(OWN): value for name, value in numbers.items() if name.startswith(OWN)}
-    return own or numbers
+    custom = {}
+    for name, value in numbers.items():
+        if name.startswith(OWN):
+            custom[name.removeprefix(OWN)] = value
+    return custom or numbers
 
 
 def fresh(model: keras.Model, numbers: dict[str, Any]) -> dict[str, Any]:
@@ -429,5 +469,8 @@ def read_results(results: dict[str, Any], logs: dict[str, Any]) -> dict[str, Any
     """Return metric results as numbers if they have the names of the logs; else the logs."""
     if results.keys() != logs.keys():
         return logs
-    read = {name: np.asarray(value).copy() for name, value in results.items()}
-    return {name: value if value.ndim else float(value) for name, value in read.items()}
+    numbers: dict[str, Any] = {}
+    for name, value in results.items():
+        number = np.asarray(value).copy()
+        numbers[name] = number if number.ndim else float(number)
+    return numbers

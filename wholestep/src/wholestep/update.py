@@ -104,7 +104,12 @@ class Update(ABC):
         return ""
 
     def program(
-        self, whole_update: WholeUpdate, length: int, empty: list[np.ndarray], *, loops: bool
+        self,
+        whole_update: WholeUpdate,
+        length: int,
+        empty: list[np.ndarray],
+        *,
+        loops: bool,
     ) -> Callable[..., Any]:
         """Return the program of several updates, see `loop_updates`.
 
@@ -119,7 +124,11 @@ class Update(ABC):
         return updates if self.assigns else self.engine.variables.load_and_store(updates)
 
     def _reported(
-        self, state: State, logs: dict[str, Tensor], loss: Tensor, ok: Tensor
+        self,
+        state: State,
+        logs: dict[str, Tensor],
+        loss: Tensor,
+        ok: Tensor,
     ) -> tuple[State, Tensor]:
         """Return the state, stopped if not `ok`, and all numbers as one vector."""
         if self.stops:
@@ -173,7 +182,12 @@ class ObjectiveUpdate(Update):
         return summed or explain_lookups(self.optimizer, self._by_lookups)
 
     def learned(
-        self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor
+        self,
+        cut: Cut,
+        state: State,
+        data: Tree,
+        rows: Tensor,
+        count: Tensor,
     ) -> "ObjectiveUpdate":
         """Return this update with the properties that a trace of all user functions finds.
 
@@ -212,7 +226,11 @@ class ObjectiveUpdate(Update):
         sizes: LookupSizes | None = None  # by the first call: an eager update is called again
 
         def whole_update(
-            state: State, captured: list[Tensor], data: Tree, rows: Tensor, count: Tensor
+            state: State,
+            captured: list[Tensor],
+            data: Tree,
+            rows: Tensor,
+            count: Tensor,
         ) -> tuple[State, Tensor]:
             nonlocal sizes
             inputs = self._inputs(state._replace(captured=captured), row_plan, rows, count)
@@ -263,7 +281,11 @@ class ObjectiveUpdate(Update):
             return self.optimizer.scale_loss(one)
 
     def _lookup_sizes(
-        self, cut: Cut, gradient: GradientOf, data: Tree, inputs: SumInputs
+        self,
+        cut: Cut,
+        gradient: GradientOf,
+        data: Tree,
+        inputs: SumInputs,
     ) -> LookupSizes:
         """Return the sizes of the lookups to add up; empty where one part has all lookups."""
         if not cut.has_parts or self.dense_gradients or not self.engine.ops.has_slices:
@@ -315,7 +337,9 @@ class ObjectiveUpdate(Update):
         return type(begin)(*total)
 
     def _microbatch(
-        self, cut: Cut, row_plan: RowPlan
+        self,
+        cut: Cut,
+        row_plan: RowPlan,
     ) -> tuple[Microbatch[Weights], GradientOf, Callable[..., Totals]]:
         """Return the functions of a microbatch: weights, gradient, and the totals after it."""
         sums_of = self._sums_with(row_plan)
@@ -347,7 +371,11 @@ class ObjectiveUpdate(Update):
         traced = self.engine.programs.traced(gradient)
 
         def add_microbatch(
-            sizes: LookupSizes, data: Tree, inputs: SumInputs, total: Totals, piece: Piece
+            sizes: LookupSizes,
+            data: Tree,
+            inputs: SumInputs,
+            total: Totals,
+            piece: Piece,
         ) -> Totals:
             rows, first, number = piece
             values = inputs.values._replace(metrics=total.carried)
@@ -368,7 +396,12 @@ class ObjectiveUpdate(Update):
         return sums if self.forward.facts.draws else self.engine.programs.inlined(traced)
 
     def _part(
-        self, cut: Cut, inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor
+        self,
+        cut: Cut,
+        inputs: SumInputs,
+        data: Tree,
+        rows: Tensor,
+        first: Tensor,
     ) -> tuple[Tree, Tensor | None, Tensor]:
         """Return a replica's rows of a microbatch, their weights, and the first row's place."""
         row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.num_rows)
@@ -399,7 +432,12 @@ class ObjectiveUpdate(Update):
     # ---- after the folds, once for the full batch ----
 
     def _proposal(
-        self, cut: Cut, state: State, inputs: SumInputs, total: Totals, sizes: LookupSizes
+        self,
+        cut: Cut,
+        state: State,
+        inputs: SumInputs,
+        total: Totals,
+        sizes: LookupSizes,
     ) -> Proposal:
         """Regularise once, divide once, and guard."""
         sums, metrics, after = total
@@ -420,7 +458,11 @@ class ObjectiveUpdate(Update):
         return Proposal(new, grads, loss, is_good)
 
     def _regularise(
-        self, params: list[Tensor], grads: list[Gradient], scale: Tensor, captured: list[Tensor]
+        self,
+        params: list[Tensor],
+        grads: list[Gradient],
+        scale: Tensor,
+        captured: list[Tensor],
     ) -> tuple[list[Gradient], Tensor]:
         """Add the weight regularisation, once; the gradient of a regularised table is dense."""
         if not self.forward.has_penalty:
@@ -442,7 +484,11 @@ class ObjectiveUpdate(Update):
         return regularised, penalty
 
     def _is_good(
-        self, state: State, loss: Tensor, grads: list[Gradient], buffers: list[Tensor]
+        self,
+        state: State,
+        loss: Tensor,
+        grads: list[Gradient],
+        buffers: list[Tensor],
     ) -> Tensor:
         """Whether loss, gradients and moved buffers are finite, and no update has failed before."""
         guarded = self.forward.moved_where_finite(state.buffers, buffers)

@@ -64,8 +64,8 @@ def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
 
     The trackers of single losses are carried if a custom `compute_loss` may update them.
     """
-    trackers = loss_trackers(model).values()
-    return [m for m in model.metrics if not any(m is t for t in trackers)]
+    trackers = {id(tracker) for tracker in loss_trackers(model).values()}
+    return [metric for metric in model.metrics if id(metric) not in trackers]
 
 
 def loss_trackers(model: keras.Model) -> dict[str, keras.metrics.Mean]:
@@ -94,7 +94,8 @@ def resets_on_the_host(metric: keras.metrics.Metric) -> bool:
 
 
 def tracked(
-    model: keras.Model, numbers: Mapping[str, Tensor | float]
+    model: keras.Model,
+    numbers: Mapping[str, Tensor | float],
 ) -> list[tuple[keras.Variable, Tensor | float]]:
     """Return the variables of the loss trackers, and their values for these logs of an epoch."""
     pairs: list[tuple[keras.Variable, Tensor | float]] = []
@@ -132,14 +133,14 @@ def made_of(model: keras.Model, extra: list) -> list:
 
 def are_same(one: list, two: list) -> bool:
     """Whether two lists hold the same objects."""
-    return len(one) == len(two) and all(a is b for a, b in zip(one, two, strict=True))
+    return list(map(id, one)) == list(map(id, two))
 
 
 def known_metrics(model: keras.Model, extra: list) -> list[keras.metrics.Metric] | None:
     """Return the compiled metrics and `extra`; None if layers update further metrics themselves."""
     compiled = model._compile_metrics
-    known = [compiled, *extra]
-    if not all(any(metric is k for k in known) for metric in metrics_of(model)):
+    known = set(map(id, [compiled, *extra]))
+    if not known.issuperset(map(id, metrics_of(model))):
         return None
     return [*(compiled.metrics if compiled is not None else []), *extra]
 
@@ -197,7 +198,9 @@ class Columns:
 
 
 def open_columns(
-    data: Data, model: keras.Model, **how: bool
+    data: Data,
+    model: keras.Model,
+    **how: bool,
 ) -> tuple[Data, Callable[[Any], tuple]]:
     """Return a dataset of a model's columns, and the function that makes batches of them.
 

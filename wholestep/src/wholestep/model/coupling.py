@@ -118,7 +118,9 @@ def _listed(layers: Sequence[str]) -> str:
     names = list(layers[:_MOST_NAMED])
     if len(layers) > _MOST_NAMED:
         names.append(f"{len(layers) - _MOST_NAMED} others")
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 @dataclass
@@ -201,7 +203,8 @@ class _Probe:
         self.size = min(_ROWS, num_rows)
         self.tolerance = 64 * float(np.finfo(_compute_dtype(forward.model)).eps)
         self._programs: dict[int, Callable] = {}
-        spread = np.linspace(0, num_rows - 1, min(2 * self.size, num_rows)).astype(int)
+        num_few = min(2 * self.size, num_rows)
+        spread = np.linspace(0, num_rows - 1, num_few).astype(int)
         few = engine.devices.fetch(engine.devices.place(batch.some(spread)))
         self.rows = _rows(few, np.arange(self.size))
         self.results = self.run(self.rows)
@@ -229,6 +232,11 @@ class _Probe:
         values = values._replace(params=[_wiggled(p) for p in values.params])
         return replace(self.forward, extreme=extreme).rows(values, batch, start)
 
+    def moves(self, batch: Tree, *, extreme: int = 0) -> np.ndarray:
+        """Return which rows' values differ from the first run's: bool (rows,)."""
+        moved = self.moved(self.results, self.run(batch, extreme=extreme))
+        return np.broadcast_to(moved, (self.size,))
+
     def moved(self, one: RowResults, two: RowResults) -> np.ndarray:
         """Return which rows' values differ by more than rounding: bool (rows,), or (1,)."""
         atol = self.tolerance * 1e-3
@@ -242,7 +250,7 @@ class _Probe:
 
     def is_redrawn(self) -> bool:
         """Whether the same rows have other values in the second run."""
-        return bool(self.moved(self.results, self.run(self.rows)).any())
+        return bool(self.moves(self.rows).any())
 
     def sees_others(self, extreme: int) -> bool:
         """Whether a row's value moves with the content of other rows, in draws of this kind."""
@@ -256,15 +264,21 @@ class _Probe:
     def draws_by_place(self, extreme: int) -> bool:
         """Whether uncoupled rows have other values as the first rows of a later microbatch."""
         start = self.size // 2
-        later = self.run(_rows(self.rows, np.roll(np.arange(self.size), -start)), start, extreme)
+        order = np.roll(np.arange(self.size), -start)
+        later = self.run(_rows(self.rows, order), start, extreme)
 
         def rolled_back(part: Tensor) -> Any:
-            return np.roll(np.asarray(part), start, 0) if len(part) == self.size else part
+            if len(part) != self.size:
+                return part
+            return np.roll(np.asarray(part), start, 0)
 
-        values = {k: (rolled_back(v), rolled_back(w)) for k, (v, w) in later.values.items()}
+        values = {}
+        for label, (value, weight) in later.values.items():
+            values[label] = rolled_back(value), rolled_back(weight)
         results = self.run(self.rows, extreme=extreme)
         moved = self.moved(results, later._replace(values=values))
-        return bool(np.broadcast_to(moved, (self.size,))[start:].any())
+        moved = np.broadcast_to(moved, (self.size,))
+        return bool(moved[start:].any())
 
     def draws_together(self) -> bool:
         """Whether a row's value moves with the draws for later rows.
@@ -272,8 +286,8 @@ class _Probe:
         At both extremes, as a mask may be rare.
         """
         for extreme in (LATER, -LATER):
-            moved = self.moved(self.results, self.run(self.rows, extreme=extreme))
-            if np.broadcast_to(moved, (self.size,))[: self.size // 2].any():
+            moves = self.moves(self.rows, extreme=extreme)
+            if moves[: self.size // 2].any():
                 return True
         return False
 
@@ -285,7 +299,8 @@ class _Probe:
             return "whole"
         early = self.run(_rows(self.rows, np.arange(half)))
         # with the same draws as in the whole
-        later = self.run(_rows(self.rows, np.arange(half, self.size)), half)
+        rest = _rows(self.rows, np.arange(half, self.size))
+        later = self.run(rest, half)
         parts = float(early.extra) + float(later.extra)
         if np.isclose(value, parts, rtol=1e-4):
             return "sum"
@@ -301,10 +316,13 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
     facts = forward.facts
     runs = _Probe(engine, forward, state, batch)
     extremes = (0, ALL, -ALL) if facts.draws else (0,)
-    couples = any(map(runs.sees_others, extremes)) or any(fact.couples for fact in facts.draws)
+    couples = any(map(runs.sees_others, extremes))
+    couples |= any(fact.couples for fact in facts.draws)
     before = engine.devices.fetch(state.buffers)
     triples = zip(forward.variables.floats, before, runs.results.buffers, strict=True)
-    moves = any(is_float and not np.array_equal(old, new) for is_float, old, new in triples)
+    moves = False
+    for is_float, old, new in triples:
+        moves |= is_float and not np.array_equal(old, new)
     extra = runs.extra() if facts.has_extra else "none"
     draws = runs.is_redrawn()
     if not (draws or couples or facts.has_whole):
@@ -322,7 +340,8 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
 
 def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
     """Whether rows of weight 0 add nothing to the metrics, by experiment."""
-    few = engine.devices.place(batch.some(np.arange(_ROWS) % batch.num_rows))
+    rows = np.arange(_ROWS) % batch.num_rows
+    few = engine.devices.place(batch.some(rows))
 
     def both(state: State, batch: Tree) -> tuple[list, list]:
         return forward.padded(_values(engine, state), batch, _ROWS // 2)
@@ -349,18 +368,24 @@ def metrics_are_additive(engine: Engine, forward: Forward, state: State, batch: 
             return [b - a for a, b in zip(before, after, strict=True)]
 
         one, two = (update(state.metrics, part) for part in parts)
-        return minus(update(one, parts[1]), one), minus(two, state.metrics)
+        both = update(one, parts[1])
+        return minus(both, one), minus(two, state.metrics)
 
     return _are_close(engine, moves, state, parts)
 
 
 def _are_close(
-    engine: Engine, function: Callable[..., tuple[list, list]], state: State, data: Tree
+    engine: Engine,
+    function: Callable[..., tuple[list, list]],
+    state: State,
+    data: Tree,
 ) -> bool:
     """Whether the two results of a function are equal up to rounding."""
     program = engine.programs.compile(function, (state, data), spends=False)
-    pairs = zip(*engine.devices.fetch(program.call(state, data)), strict=True)
-    return all(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in pairs)
+    results = engine.devices.fetch(program.call(state, data))
+    pairs = zip(*results, strict=True)
+    close = [np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in pairs]
+    return all(close)
 
 
 @contextmanager
@@ -391,10 +416,13 @@ def _values(engine: Engine, state: State) -> Values:
 
 def _but(batch: Tree, kept: Tree, row: int) -> Tree:
     """Return `batch` with one row replaced by the same row of `kept`."""
-    rows = np.arange(tree.num_rows(batch)) == row
-    return tree.map_leaves(
-        lambda b, k: np.where(rows.reshape(-1, *[1] * (b.ndim - 1)), k, b), batch, kept
-    )
+
+    def replaced(leaf: np.ndarray, other: np.ndarray) -> np.ndarray:
+        changed = leaf.copy()
+        changed[row] = other[row]
+        return changed
+
+    return tree.map_leaves(replaced, batch, kept)
 
 
 def _rows(batch: Tree, rows: np.ndarray) -> Tree:
@@ -405,7 +433,9 @@ def _shaken(batch: Tree) -> Tree:
     """Return the batch with changed floating values, for data whose rows are all alike."""
 
     def shake(leaf: np.ndarray) -> np.ndarray:
-        return (leaf * 1.25 + 0.5).astype(leaf.dtype) if leaf.dtype.kind == "f" else leaf
+        if leaf.dtype.kind != "f":
+            return leaf
+        return (leaf * 1.25 + 0.5).astype(leaf.dtype)
 
     return tree.map_leaves(shake, batch)
 
@@ -414,7 +444,8 @@ def _wiggled(parameter: Tensor) -> Tensor:
     """Perturb a parameter: initial zeros would hide the coupling in the layers before."""
     if "float" not in str(parameter.dtype):
         return parameter
-    numbers = np.cos(1.0 + np.arange(int(np.prod(parameter.shape)))) * 0.05
+    size = int(np.prod(parameter.shape))
+    numbers = np.cos(1.0 + np.arange(size)) * 0.05
     return parameter + ops.cast(numbers.reshape(parameter.shape), parameter.dtype)
 
 

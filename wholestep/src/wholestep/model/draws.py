@@ -104,7 +104,9 @@ class DrawFact:
 
 
 def compare(
-    one: Sequence[DrawRequest], num_rows: int, two: Sequence[DrawRequest] | None
+    one: Sequence[DrawRequest],
+    num_rows: int,
+    two: Sequence[DrawRequest] | None,
 ) -> tuple[DrawFact, ...]:
     """Return the properties of draws, by the requests on `num_rows` rows and on twice as many.
 

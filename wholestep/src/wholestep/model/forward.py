@@ -130,7 +130,8 @@ class Forward:
     @property
     def movers(self) -> list[str]:
         """The layers, by path, whose floating state the forward pass moves."""
-        moved = [self.variables.buffers[i] for i, is_float in self.moved_floats.items() if is_float]
+        places = [i for i, is_float in self.moved_floats.items() if is_float]
+        moved = [self.variables.buffers[i] for i in places]
         paths = [variable.path.removeprefix(f"{self.model.name}/") for variable in moved]
         return list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
 
@@ -143,10 +144,14 @@ class Forward:
         vectors: dict[str, list[Tensor]] = {}
         for i, is_float in self.moved_floats.items():
             if is_float:
-                value = ops.where(ops.isfinite(before[i]), after[i], ops.zeros_like(after[i]))
+                was_finite = ops.isfinite(before[i])
+                value = ops.where(was_finite, after[i], ops.zeros_like(after[i]))
+                vector = ops.reshape(value, (-1,))
                 dtype = self.variables.buffers[i].dtype
-                vectors.setdefault(dtype, []).append(ops.reshape(value, (-1,)))
-        return [ops.concatenate(parts) if parts[1:] else parts[0] for parts in vectors.values()]
+                vectors.setdefault(dtype, []).append(vector)
+        return [
+            ops.concatenate(parts) if len(parts) > 1 else parts[0] for parts in vectors.values()
+        ]
 
     def knows_as(self, other: "Forward") -> bool:
         """Whether both have the same properties and the same variables."""
@@ -188,11 +193,17 @@ class Forward:
             terms = output.terms | output.reported
             sums = {label: term.sums(row_weights) for label, term in terms.items()}
             extra = self._extra(scope, output)
-        assigned = [scope.get_current_value(self.variables.params[i]) for i in self.facts.assigned]
+        params = [self.variables.params[i] for i in self.facts.assigned]
+        assigned = [scope.get_current_value(variable) for variable in params]
         return MicrobatchSums(sums, extra, *self._after(scope, values), assigned)
 
     def rows(
-        self, values: Values, batch: Tree, first: Tensor | int = 0, *, lookups: Lookups = NOTHING
+        self,
+        values: Values,
+        batch: Tree,
+        first: Tensor | int = 0,
+        *,
+        lookups: Lookups = NOTHING,
     ) -> RowResults:
         """Return the objective's values and weights by row; NaN for rows missing in a table."""
         with self._scope(values) as scope, lookups.noting(values.params):
@@ -204,7 +215,12 @@ class Forward:
         return RowResults(by_term, extra, self._after(scope, values)[0])
 
     def ids(
-        self, values: Values, batch: Tree, first: Tensor | int, *, lookups: Lookups
+        self,
+        values: Values,
+        batch: Tree,
+        first: Tensor | int,
+        *,
+        lookups: Lookups,
     ) -> list[Tensor]:
         """Return the row numbers that the objective looks up, by group of `lookups`.
 
@@ -216,7 +232,11 @@ class Forward:
         return lookups.ids(noted)
 
     def lookups(
-        self, values: Values, batch: Tree, *, lookups: Lookups
+        self,
+        values: Values,
+        batch: Tree,
+        *,
+        lookups: Lookups,
     ) -> tuple[Lookups, list[str]]:
         """Return the objective's lookups, and the reasons to pass tables as a whole."""
         noting = lookups.noting(values.params)
@@ -226,12 +246,17 @@ class Forward:
 
     def padded(self, values: Values, batch: Tree, num: int) -> tuple[list, list]:
         """Return the metrics after `num` rows, and after all rows where the others weigh 0."""
-        weights = ops.cast(ops.arange(tree.num_rows(batch)) < num, keras.config.floatx())
+        is_real = ops.arange(tree.num_rows(batch)) < num
+        weights = ops.cast(is_real, keras.config.floatx())
         alone = self._metrics_after(values, batch, slice(num), None)
         return alone, self._metrics_after(values, batch, slice(None), weights)
 
     def _metrics_after(
-        self, values: Values, batch: Tree, rows: slice, row_weights: Tensor | None
+        self,
+        values: Values,
+        batch: Tree,
+        rows: slice,
+        row_weights: Tensor | None,
     ) -> list:
         with self._scope(values) as scope:
             with self._calling(batch, 0):
@@ -258,7 +283,10 @@ class Forward:
             return {name: as_tensor(value) for name, value in results.items()}
 
     def own_results(
-        self, metrics: list, numbers: dict[str, Tensor], captured: Sequence[Tensor] | None = None
+        self,
+        metrics: list,
+        numbers: dict[str, Tensor],
+        captured: Sequence[Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Return the results of a model's custom `get_metrics_result`, by name; {} without one."""
         if not isinstance(self.objective, CompiledObjective):
@@ -271,10 +299,12 @@ class Forward:
     def tracking(self, metrics: list, numbers: dict[str, Tensor]) -> list:
         """Return the metrics' values, with the epoch's numbers in Keras' loss trackers."""
         totals = {id(variable): value for variable, value in tracked(self.model, numbers)}
-        pairs = zip(self.variables.metrics, metrics, strict=True)
-        return [
-            ops.cast(totals[id(v)], value.dtype) if id(v) in totals else value for v, value in pairs
-        ]
+        values = []
+        for variable, value in zip(self.variables.metrics, metrics, strict=True):
+            if id(variable) in totals:
+                value = ops.cast(totals[id(variable)], value.dtype)
+            values.append(value)
+        return values
 
     def penalty(self, params: list, captured: Sequence[Tensor] | None = None) -> Tensor:
         """Return the weight regularisation of the parameters, which may read `captured`."""
@@ -335,8 +365,8 @@ class Forward:
         output = read(result, metrics)
         terms = checked(output.terms, num_rows)
         reported = checked(output.reported, num_rows)
-        shapes = {k: term.values.shape for k, term in terms.items()}
-        squares = [k for k, s in shapes.items() if len(s) > 1 and s[1] == num_rows > 1]
+        shapes = {k: tuple(term.values.shape) for k, term in terms.items()}
+        squares = [k for k, shape in shapes.items() if num_rows > 1 and shape[1:2] == (num_rows,)]
         if squares and again is not None:
             batch = tree.map_leaves(lambda leaf: leaf[:-1], batch)
             with self._scope(again), self._calling(batch, None):
@@ -372,7 +402,10 @@ class Forward:
         losses = [] if output.is_complete else scope.losses
         if losses and self.notes is not None:
             self.notes.note_extra()
-        return sum((wide(ops.sum(loss)) for loss in losses), ops.zeros((), keras.config.floatx()))
+        total = ops.zeros((), keras.config.floatx())
+        for loss in losses:
+            total = total + wide(ops.sum(loss))
+        return total
 
     def _after(self, scope: keras.StatelessScope, values: Values) -> tuple[list, list]:
         """Return the buffers and metrics at the end of a scope; unassigned ones keep theirs."""

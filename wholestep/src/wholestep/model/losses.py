@@ -321,7 +321,9 @@ def axes_to_compare(one: tuple, two: tuple) -> tuple[tuple, tuple]:
 
 
 def check_labels(
-    ranges: Collection[LabelRange], batch: Tree, numbers: np.ndarray | None = None
+    ranges: Collection[LabelRange],
+    batch: Tree,
+    numbers: np.ndarray | None = None,
 ) -> None:
     """Refuse class numbers that have no output: backends would ignore them, or return garbage.
 

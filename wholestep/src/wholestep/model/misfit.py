@@ -29,7 +29,11 @@ _SHAPES = "ncompatible shapes", "imensions must be equal"  # of JAX, and of Tens
 
 @contextmanager
 def explained(
-    model: keras.Model, objective: Objective | None, batch: Tree, *, inputs_only: bool = False
+    model: keras.Model,
+    objective: Objective | None,
+    batch: Tree,
+    *,
+    inputs_only: bool = False,
 ) -> Iterator[None]:
     """Context of a call of the model: an error because of the batch becomes a chained BatchError.
 
@@ -255,7 +259,9 @@ def _misfit(wanted: list[tuple[str, tuple]], x: Tree) -> str | None:
 
 def _shape(leaf: Tensor) -> tuple:
     """Return a leaf's shape; the axis of ragged rows has the length None."""
-    return (len(leaf), None, *leaf[0].shape[1:]) if tree.is_ragged(leaf) else tuple(leaf.shape)
+    if tree.is_ragged(leaf):
+        return len(leaf), None, *leaf[0].shape[1:]
+    return tuple(leaf.shape)
 
 
 def _fits(given: tuple, wanted: tuple) -> bool:

@@ -61,7 +61,8 @@ class Mean(_Shown):
         values = wide(self.values)
         weights = _weigh(values, self.weights, row_weights)
         if weights is None:
-            return ops.sum(values), ops.cast(math.prod(ops.shape(values)), values.dtype)
+            num_values = math.prod(ops.shape(values))
+            return ops.sum(values), ops.cast(num_values, values.dtype)
         return ops.sum(selected(values, weights)), ops.sum(weights)
 
 
@@ -101,7 +102,8 @@ class ScalarTerm(_Shown):
 
     def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (the number, 1)."""
-        return wide(self.values), ops.ones((), wide(self.values).dtype)
+        value = wide(self.values)
+        return value, ops.ones((), value.dtype)
 
 
 Term = Mean | Sum | ScalarTerm
@@ -171,7 +173,8 @@ def selected(values: Tensor, weights: Tensor) -> Tensor:
 
 def lengthened(weights: Tensor, rank: int) -> Tensor:
     """Return weights with axes of length 1 at the end, so that theirs are the leading axes."""
-    return ops.reshape(weights, tuple(ops.shape(weights)) + (1,) * (rank - len(weights.shape)))
+    added = [1] * (rank - len(weights.shape))
+    return ops.reshape(weights, (*ops.shape(weights), *added))
 
 
 def as_tensor(value: Tensor) -> Tensor:
@@ -181,7 +184,9 @@ def as_tensor(value: Tensor) -> Tensor:
 
 def wide(value: Tensor) -> Tensor:
     """Return a value in floatx or wider, not in the compute dtype: float16 ends at 65504."""
-    return value if str(value.dtype).endswith("float64") else ops.cast(value, keras.config.floatx())
+    if str(value.dtype).endswith("float64"):
+        return value
+    return ops.cast(value, keras.config.floatx())
 
 
 def checked(terms: dict[str, Term], num_rows: int) -> dict[str, Term]:
@@ -224,7 +229,8 @@ def by_row(term: Term) -> tuple[Tensor, Tensor]:
 
 
 def _sum_of_row(values: Tensor) -> Tensor:
-    return ops.sum(values, axis=tuple(range(1, len(values.shape))))
+    axes = range(1, len(values.shape))
+    return ops.sum(values, axis=tuple(axes))
 
 
 def _label(name: str) -> str:
@@ -320,11 +326,13 @@ class MetricUpdate:
             self.metric.update_state(self.y_true, self.y_pred)
             return
         rank = max(self._least_rank, *(len(w.shape) for w in given))
-        weight = math.prod(ops.cast(lengthened(w, rank), keras.config.floatx()) for w in given)
+        floatx = keras.config.floatx()
+        weight = math.prod(ops.cast(lengthened(w, rank), floatx) for w in given)
         if isinstance(self.metric, keras.metrics.IoU):  # which flattens labels and weights
             shape = self._shape_of_classes(rank)
             weight = ops.broadcast_to(lengthened(weight, len(shape)), shape)
-            weight = weight if self.weight is not None else ops.cast(weight, self.metric.dtype)
+            if self.weight is None:
+                weight = ops.cast(weight, self.metric.dtype)
         self.metric.update_state(self.y_true, self.y_pred, sample_weight=weight)
 
     @property
@@ -357,7 +365,8 @@ def leave_rows_out(metrics: list[keras.metrics.Metric] | None) -> bool | None:
     functions = [m.update_state for m in metrics]
     if not all("sample_weight" in inspect.signature(f).parameters for f in functions):
         return False
-    are_keras = all(type(m).update_state.__module__.split(".")[0] == "keras" for m in metrics)
+    modules = [type(m).update_state.__module__ for m in metrics]
+    are_keras = all(module.split(".")[0] == "keras" for module in modules)
     return are_keras or None
 
 
@@ -394,7 +403,10 @@ def read(result: object, metrics: dict[str, keras.metrics.Metric]) -> ObjectiveO
     """
     if isinstance(result, ObjectiveOutput):
         return result
-    loss, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    loss: Any = result
+    extra: Any = {}
+    if isinstance(result, tuple) and len(result) == 2:
+        loss, extra = result
     named = loss if isinstance(loss, Mapping) else {"": loss}
     terms = {label: _term(term, label) for label, term in named.items()}
     reported: dict[str, Term] = {}
@@ -429,7 +441,9 @@ def _term(term: object, label: str) -> Term:
 
 
 def _metric_update(
-    label: str, arguments: object, metrics: dict[str, keras.metrics.Metric]
+    label: str,
+    arguments: object,
+    metrics: dict[str, keras.metrics.Metric],
 ) -> MetricUpdate:
     if label not in metrics or not isinstance(arguments, tuple):
         must = (
