@@ -175,10 +175,9 @@ def uniform(
     shape: Shape,
     minval: Number = 0.0,
     maxval: Number = 1.0,
-    dtype: str | None = None,
+    dtype: str = "float32",
 ) -> Tensor:
     """Return numbers of [minval, maxval)."""
-    dtype = float_dtype(dtype)
     low = ops.cast(minval, dtype)
     high = ops.cast(maxval, dtype)
     return bits.uniform(shape, dtype) * (high - low) + low
@@ -189,10 +188,9 @@ def normal(
     shape: Shape,
     mean: Number = 0.0,
     stddev: Number = 1.0,
-    dtype: str | None = None,
+    dtype: str = "float32",
 ) -> Tensor:
     """Return numbers of a normal distribution, by the inverse of its distribution function."""
-    dtype = float_dtype(dtype)
     drawn = ops.cast(standard(bits, shape, wide(dtype)), dtype)
     return drawn * ops.cast(stddev, dtype) + ops.cast(mean, dtype)
 
@@ -208,10 +206,9 @@ def truncated_normal(
     shape: Shape,
     mean: Number = 0.0,
     stddev: Number = 1.0,
-    dtype: str | None = None,
+    dtype: str = "float32",
 ) -> Tensor:
     """Return numbers of a normal distribution, all less than two deviations from its mean."""
-    dtype = float_dtype(dtype)
     inside = bits.inside(shape, wide(dtype))
     drawn = math.sqrt(2) * ops.erfinv(_LIMIT * (2.0 * inside - 1.0))
     drawn = ops.cast(ops.clip(drawn, -2.0, 2.0), dtype)
@@ -297,9 +294,8 @@ def shuffle(bits: RandomBits, x: Tensor, axis: int = 0) -> Tensor:
 # on the trials of other elements.
 
 
-def gamma(bits: RandomBits, shape: Shape, alpha: Number, dtype: str | None = None) -> Tensor:
+def gamma(bits: RandomBits, shape: Shape, alpha: Number, dtype: str = "float32") -> Tensor:
     """Return numbers of gamma distributions of scale 1, with their derivative by alpha."""
-    dtype = float_dtype(dtype)
     log = _log_gamma(bits, shape, alpha, wide(dtype), 0)
     return ops.cast(ops.exp(log), dtype)
 
@@ -309,10 +305,9 @@ def beta(
     shape: Shape,
     alpha: Number,
     beta: Number,
-    dtype: str | None = None,
+    dtype: str = "float32",
 ) -> Tensor:
     """Return numbers of beta distributions: the ratio of a gamma number to the sum of two."""
-    dtype = float_dtype(dtype)
     one = _log_gamma(bits, shape, alpha, wide(dtype), 0)
     two = _log_gamma(bits, shape, beta, wide(dtype), 1)
     return ops.cast(ops.sigmoid(one - two), dtype)
@@ -336,7 +331,7 @@ def _log_gamma(bits: RandomBits, shape: Shape, alpha: Number, dtype: str, number
         stream = 4 * t + 2 * number + 2
         x = standard(bits, shape, dtype, stream)
         v = (1 + c * x) ** 3
-        positive = ops.where(v > 0, v, ops.ones_like(v))
+        positive = ops.where(v > 0, v, 1.0)
         log_v = ops.log(positive)
         u = bits.inside(shape, dtype, stream + 1)
         log_ratio = 0.5 * x * x + d * (1 - v + log_v)
@@ -351,7 +346,7 @@ def _log_gamma(bits: RandomBits, shape: Shape, alpha: Number, dtype: str, number
         return log
     sample = ops.exp(log)
     slope = bits.engine.random.gamma_slope(fixed, sample) / sample
-    slope = ops.where(ops.isfinite(slope), slope, ops.zeros_like(slope))
+    slope = ops.where(ops.isfinite(slope), slope, 0.0)
     return log + (alphas - fixed) * ops.stop_gradient(slope)
 
 
@@ -386,26 +381,25 @@ def binomial(
     shape: Shape,
     counts: Number,
     probabilities: Number,
-    dtype: str | None = None,
+    dtype: str = "float32",
 ) -> Tensor:
     """Return numbers of binomial distributions: the successes in `counts` trials.
 
     Means below 10 by summing waiting times, others by Hörmann, "The generation of binomial random
     variates" (1993).
     """
-    dtype = float_dtype(dtype)
     computed = wide(dtype)
     n = ops.stop_gradient(ops.broadcast_to(ops.cast(counts, computed), shape))
     p = ops.stop_gradient(ops.broadcast_to(ops.cast(probabilities, computed), shape))
     is_valid = (n >= 0) & (p >= 0) & (p <= 1)
-    n = ops.where(is_valid, n, ops.zeros_like(n))
-    p = ops.where(is_valid, p, ops.zeros_like(p))
+    n = ops.where(is_valid, n, 0.0)
+    p = ops.where(is_valid, p, 0.0)
     q = ops.minimum(p, 1 - p)
     is_small = n * q < _INVERTED
-    small_n = ops.where(is_small, n, ops.zeros_like(n))
-    small_q = ops.where(is_small, q, 0.5 + 0 * q)
-    large_n = ops.where(is_small, 100.0 + 0 * n, n)
-    large_q = ops.where(is_small, 0.5 + 0 * q, q)
+    small_n = ops.where(is_small, n, 0.0)
+    small_q = ops.where(is_small, q, 0.5)
+    large_n = ops.where(is_small, 100.0, n)
+    large_q = ops.where(is_small, 0.5, q)
     small = _inverted(bits, shape, computed, small_n, small_q)
     large = _transformed(bits, shape, computed, large_n, large_q)
     successes = ops.where(is_small, small, large)

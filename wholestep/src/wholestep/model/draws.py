@@ -22,7 +22,7 @@ from keras.src.random.seed_generator import draw_seed
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.model import distributions
-from wholestep.model.distributions import FLOATS, RandomBits
+from wholestep.model.distributions import FLOATS, RandomBits, float_dtype
 from wholestep.tree import Tensor
 
 _OURS = (
@@ -231,6 +231,8 @@ class Draws:
                 return keras_draw(**given, seed=_FixedSeed(state))
         if "shape" in given:
             given["shape"] = request.shape
+            if request.name != "randint":
+                given["dtype"] = float_dtype(given["dtype"])
         bits = RandomBits(self.engine, state, self.first, self.num_rows, axis, self.extreme)
         return function(bits, **given)
 

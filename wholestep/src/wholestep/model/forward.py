@@ -381,22 +381,28 @@ class Forward:
         """Return a context in which draws belong to rows; None: where draws do not matter."""
         if first is None:
             return drawing_as_keras()
-        if self.draws_by is None:
-            return nullcontext()
-        facts = self.facts.draws if self.notes is None else None
-        frame = self.draws_by.traces.frame()
-        draws = Draws(self.draws_by, first, tree.num_rows(batch), facts, self.extreme, frame)
-        if self.notes is not None:
-            self.notes.draws = draws
-        return drawing(draws)
+        return self._drawing_rows(tree.num_rows(batch), first)
 
     def backwards(self, num_rows: int, first: Tensor | int) -> AbstractContextManager:
         """Return a context that repeats the draws of recomputed functions in a gradient's trace."""
-        if self.draws_by is None:
+        return self._drawing_rows(num_rows, first, is_backward=True)
+
+    def _drawing_rows(
+        self,
+        num_rows: int,
+        first: Tensor | int,
+        *,
+        is_backward: bool = False,
+    ) -> AbstractContextManager:
+        engine = self.draws_by
+        if engine is None:
             return nullcontext()
-        facts = self.facts.draws
-        frame = self.draws_by.traces.frame()
-        return drawing(Draws(self.draws_by, first, num_rows, facts, frame=frame, is_backward=True))
+        facts = self.facts.draws if self.notes is None else None
+        frame = engine.traces.frame()
+        draws = Draws(engine, first, num_rows, facts, self.extreme, frame, is_backward)
+        if self.notes is not None:
+            self.notes.draws = draws
+        return drawing(draws)
 
     def _extra(self, scope: keras.StatelessScope, output: ObjectiveOutput) -> Tensor:
         losses = [] if output.is_complete else scope.losses

@@ -58,12 +58,11 @@ class Mean(_Shown):
 
     def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the scalars (sum of values * weights, sum of weights); row_weights: (rows,)."""
-        values = wide(self.values)
-        weights = _weigh(values, self.weights, row_weights)
+        total, weights = _weighted_sum(self.values, self.weights, row_weights)
         if weights is None:
-            num_values = math.prod(ops.shape(values))
-            return ops.sum(values), ops.cast(num_values, values.dtype)
-        return ops.sum(selected(values, weights)), ops.sum(weights)
+            num_values = math.prod(ops.shape(self.values))
+            return total, ops.cast(num_values, total.dtype)
+        return total, ops.sum(weights)
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,9 +85,7 @@ class Sum(_Shown):
 
     def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (sum of values * weights, 1), two scalars."""
-        values = wide(self.values)
-        weights = _weigh(values, self.weights, row_weights)
-        total = ops.sum(values if weights is None else selected(values, weights))
+        total, _ = _weighted_sum(self.values, self.weights, row_weights)
         return total, ops.ones((), total.dtype)
 
 
@@ -159,11 +156,18 @@ def _align(weights: Tensor, values: Tensor) -> Tensor:
     return ops.broadcast_to(ops.cast(weights, values.dtype), ops.shape(values))
 
 
-def _weigh(values: Tensor, weights: Tensor | None, row_weights: Tensor | None) -> Tensor | None:
+def _weighted_sum(
+    values: Tensor,
+    weights: Tensor | None,
+    row_weights: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return sum(values * weights), and the weights, broadcast; None if all are 1."""
+    values = wide(values)
     given = [_align(w, values) for w in (weights, row_weights) if w is not None]
     if not given:
-        return None
-    return given[0] if len(given) == 1 else given[0] * given[1]
+        return ops.sum(values), None
+    product = given[0] if len(given) == 1 else given[0] * given[1]
+    return ops.sum(selected(values, product)), product
 
 
 def selected(values: Tensor, weights: Tensor) -> Tensor:
