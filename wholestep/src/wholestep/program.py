@@ -206,7 +206,11 @@ def with_epoch_start(
     cannot know it.
     """
 
-    def replaced(values: Iterable[Tensor], empty: Iterable[np.ndarray], where: Any) -> list[Tensor]:
+    def replaced(
+        values: Iterable[Tensor],
+        empty: Iterable[np.ndarray],
+        where: Any,
+    ) -> list[Tensor]:
         pairs = zip(values, empty, strict=True)
         return [ops.where(where, ops.cast(e, value.dtype), value) for value, e in pairs]
 

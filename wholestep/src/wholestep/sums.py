@@ -294,7 +294,12 @@ def _accumulator(dtype: object) -> str:
     return "float64" if "float64" in str(dtype) else "float32"
 
 
-def row_share(cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor:
+def row_share(
+    cut: Cut,
+    size: int,
+    first: Tensor,
+    count: Tensor,
+) -> Tensor:
     """Return the share of the update's rows that lies in this microbatch."""
     if not cut.padded:
         return ops.full((), size / cut.rows, keras.config.floatx())

@@ -92,7 +92,14 @@ class Update(ABC):
         self.row_planner = RowPlanner(self.engine, self.forward, self.optimizer)
 
     @abstractmethod
-    def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> "Update":
+    def learned(
+        self,
+        cut: Cut,
+        state: State,
+        data: Tree,
+        rows: Tensor,
+        count: Tensor,
+    ) -> "Update":
         """Return this update with the properties that a trace of all user functions finds."""
 
     @abstractmethod
@@ -201,7 +208,12 @@ class ObjectiveUpdate(Update):
         few = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
 
         def trace(forward: Forward, times: int = 1) -> None:
-            def microbatch(values: Values, data: Tree, rows: Tensor, count: Tensor) -> Tensor:
+            def microbatch(
+                values: Values,
+                data: Tree,
+                rows: Tensor,
+                count: Tensor,
+            ) -> Tensor:
                 nonlocal layout
                 row_weights = weights_of_rows(self.engine, cut, rows.shape[0], count, count)
                 batch = self.engine.replicas.batch(data, rows)
@@ -265,7 +277,13 @@ class ObjectiveUpdate(Update):
 
     # ---- before the folds ----
 
-    def _inputs(self, state: State, row_plan: RowPlan, rows: Tensor, count: Tensor) -> SumInputs:
+    def _inputs(
+        self,
+        state: State,
+        row_plan: RowPlan,
+        rows: Tensor,
+        count: Tensor,
+    ) -> SumInputs:
         captured = self.forward.captured_in(state)
         params = self.engine.variables.params(state, {table.param for table in row_plan.tables})
         values = Values(params, state.buffers, state.metrics, captured)
@@ -322,7 +340,11 @@ class ObjectiveUpdate(Update):
             begin: the totals of no microbatch.
         """
 
-        def of_replica(data: Tree, carried: Tree, given: tuple[SumInputs, Total]) -> Total:
+        def of_replica(
+            data: Tree,
+            carried: Tree,
+            given: tuple[SumInputs, Total],
+        ) -> Total:
             inputs, total = given
             total = total._replace(carried=carried)
             inputs = inputs.with_params(self.engine.variables.replica_params(inputs.values.params))
@@ -344,12 +366,22 @@ class ObjectiveUpdate(Update):
         """Return the functions of a microbatch: weights, gradient, and the totals after it."""
         sums_of = self._sums_with(row_plan)
 
-        def weigh(data: Tree, inputs: SumInputs, total: Weights, piece: Piece) -> Weights:
+        def weigh(
+            data: Tree,
+            inputs: SumInputs,
+            total: Weights,
+            piece: Piece,
+        ) -> Weights:
             batch, row_weights, first = self._part(cut, inputs, data, *piece[:2])
             outcome = self._sums(inputs.values, batch, row_weights, (), first)
             return add_weights(total, outcome)
 
-        def gradient(inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor) -> Differentiated:
+        def gradient(
+            inputs: SumInputs,
+            data: Tree,
+            rows: Tensor,
+            first: Tensor,
+        ) -> Differentiated:
             batch, row_weights, first = self._part(cut, inputs, data, rows, first)
             num_rows = tree.num_rows(batch)
 
@@ -499,6 +531,10 @@ class ObjectiveUpdate(Update):
         return is_running & self.engine.ops.is_finite(guarded)
 
 
-def with_verdict(logs: dict[str, Tensor], loss: Tensor, applied: Tensor) -> dict[str, Tensor]:
+def with_verdict(
+    logs: dict[str, Tensor],
+    loss: Tensor,
+    applied: Tensor,
+) -> dict[str, Tensor]:
     """Return the epoch's logs with the update's loss, and whether it was applied."""
     return logs | {OWN_LOSS: loss, APPLIED: applied}

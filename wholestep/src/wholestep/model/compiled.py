@@ -56,7 +56,8 @@ def layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 def is_overridden(model: keras.Model, name: str) -> bool:
     """Whether a model overrides a method of Keras."""
-    return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
+    function = getattr(getattr(model, name), "__func__", None)
+    return function is not getattr(keras.Model, name)
 
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -101,7 +102,8 @@ def tracked(
     pairs: list[tuple[keras.Variable, Tensor | float]] = []
     for name, tracker in loss_trackers(model).items():
         if name in numbers:
-            pairs += [(tracker.total, numbers[name]), (tracker.count, 1)]
+            pairs.append((tracker.total, numbers[name]))
+            pairs.append((tracker.count, 1))
     return pairs
 
 
@@ -114,10 +116,11 @@ def order_of(model: keras.Model) -> list[str]:
     """Return the names of the logs in the order in which `keras.Model.evaluate` lists them."""
     trackers = model._compile_loss.metrics if takes_labels(model) else []
     unique = distinct([m.name for m in trackers])
-    renamed = {id(metric): name for metric, name in zip(trackers, unique, strict=True)}
+    renamed = dict(zip(map(id, trackers), unique, strict=True))
     names = []
     for metric in model.metrics:
-        parts = metric.metrics if metric is model._compile_metrics else [metric]
+        is_compiled = metric is model._compile_metrics
+        parts = metric.metrics if is_compiled else [metric]
         names += [renamed.get(id(part), part.name) for part in parts]
     return names
 
@@ -126,9 +129,12 @@ def made_of(model: keras.Model, extra: list) -> list:
     """Return the objects that programs depend on; not their ids, which Python may reuse."""
     names = "optimizer", "_compile_loss", "_compile_metrics"
     compiled = [getattr(model, name, None) for name in names]
-    flags = [part for layer in layers(model) for part in (layer, layer.trainable)]
-    carried = [v for metric in (*metrics_of(model), *extra) for v in metric.variables]
-    return [*compiled, *model.trainable_variables, *carried, *flags, model.run_eagerly]
+    made_of = [*compiled, *model.trainable_variables, model.run_eagerly]
+    for metric in (*metrics_of(model), *extra):
+        made_of += metric.variables
+    for layer in layers(model):
+        made_of += [layer, layer.trainable]
+    return made_of
 
 
 def are_same(one: list, two: list) -> bool:
@@ -142,7 +148,8 @@ def known_metrics(model: keras.Model, extra: list) -> list[keras.metrics.Metric]
     known = set(map(id, [compiled, *extra]))
     if not known.issuperset(map(id, metrics_of(model))):
         return None
-    return [*(compiled.metrics if compiled is not None else []), *extra]
+    metrics = [] if compiled is None else compiled.metrics
+    return [*metrics, *extra]
 
 
 def distinct(names: list[str]) -> list[str]:
@@ -151,8 +158,11 @@ def distinct(names: list[str]) -> list[str]:
     >>> distinct(["mse_loss", "mse_loss", "a_loss"])
     ['mse_loss', 'mse_loss_1', 'a_loss']
     """
-    counts = [names[:i].count(name) for i, name in enumerate(names)]
-    return [f"{name}_{count}" if count else name for name, count in zip(names, counts, strict=True)]
+    unique = []
+    for i, name in enumerate(names):
+        count = names[:i].count(name)
+        unique.append(f"{name}_{count}" if count else name)
+    return unique
 
 
 _LABELS = "label", "labels", "target", "y"
@@ -218,10 +228,10 @@ def open_columns(
         attempt = "yield (x, y) from a generator over dataset.batch(32)."
         raise SpecificationError(message(must, f"an {type(source).__name__}", attempt))
     columns = find(model, source.column_names, **how)
-    return classify(_Rows(source.select_columns(columns.names))), columns
+    return classify(_ColumnRows(source.select_columns(columns.names))), columns
 
 
-class _Rows:
+class _ColumnRows:
     """The rows of a dataset, read in groups by column: much faster than row by row."""
 
     def __init__(self, dataset: Any):
@@ -263,7 +273,8 @@ def find(
         raise _unclear(model, names, "which column is the label")
     if not are_named:
         rest = [name for name in rest if name not in _flat(labels)]
-        if len(wanted) > 1 or not rest or (len(rest) > 1 and inputs is not None):
+        are_too_many = inputs is not None and len(rest) > 1
+        if len(wanted) > 1 or not rest or are_too_many:
             raise _unclear(model, names, "which columns are the inputs")
         inputs = rest[0] if len(rest) == 1 else {name: name for name in rest}
     if inputs_only or labels is None:
@@ -275,8 +286,10 @@ def _labels(outputs: Tree, rest: list[str]) -> Tree:
     wanted = _flat(outputs)
     if wanted and all(name in rest for name in wanted):
         return outputs
+    if len(wanted) > 1:
+        return None
     known = [name for name in _LABELS if name in rest]
-    return known[0] if len(known) == 1 and len(wanted) < 2 else None
+    return known[0] if len(known) == 1 else None
 
 
 def _names_of(model: keras.Model, kind: str) -> Tree:
@@ -285,7 +298,8 @@ def _names_of(model: keras.Model, kind: str) -> Tree:
     if isinstance(struct, dict):
         return {key: key for key in struct}
     if kind == "input":
-        names = [tensor.name for tensor in getattr(model, "inputs", None) or []]
+        tensors = getattr(model, "inputs", None) or []
+        names = [tensor.name for tensor in tensors]
     else:
         # a Sequential has the names of its outputs nowhere else
         functional = getattr(model, "_functional", None) or model
@@ -299,7 +313,11 @@ def _flat(names: Tree) -> list[str]:
     return [name for name in keras.tree.flatten(names) if name is not None]
 
 
-def _unclear(model: keras.Model, names: Collection[str], what: str) -> SpecificationError:
+def _unclear(
+    model: keras.Model,
+    names: Collection[str],
+    what: str,
+) -> SpecificationError:
     inputs = ", ".join(_flat(_names_of(model, "input"))) or "no names"
     outputs = ", ".join(_flat(_names_of(model, "output"))) or "no names"
     must = (

@@ -169,7 +169,8 @@ class Findings:
         It is the size of an earlier batch, or a power of two: so batches of many sizes need few
         programs.
         """
-        shapes = tuple([(leaf.shape[1:], leaf.dtype) for leaf in tree.leaves(host)])
+        leaves = tree.leaves(host)
+        shapes = tuple([(leaf.shape[1:], leaf.dtype) for leaf in leaves])
         known = self.sizes.setdefault(_text_of(shapes), [])
         power = 1 << (count - 1).bit_length()
         fitting = [size for size in known if count <= size <= 2 * power]
@@ -195,7 +196,13 @@ class _Probe:
         rows: the rows, whose content is `first` in the first run.
     """
 
-    def __init__(self, engine: Engine, forward: Forward, state: State, batch: Batch):
+    def __init__(
+        self,
+        engine: Engine,
+        forward: Forward,
+        state: State,
+        batch: Batch,
+    ):
         num_rows = batch.num_rows
         self.engine = engine
         self.forward = forward
@@ -227,7 +234,13 @@ class _Probe:
             self._programs[size] = program.call
         return devices.fetch(self._programs[size](self.state, *given))
 
-    def _function(self, state: State, batch: Tree, start: Tensor, extreme: Tensor) -> RowResults:
+    def _function(
+        self,
+        state: State,
+        batch: Tree,
+        start: Tensor,
+        extreme: Tensor,
+    ) -> RowResults:
         values = _values(self.engine, state)
         values = values._replace(params=[_wiggled(p) for p in values.params])
         return replace(self.forward, extreme=extreme).rows(values, batch, start)
@@ -307,7 +320,12 @@ class _Probe:
         return "mean" if np.isclose(value, parts / 2, rtol=1e-4) else "whole"
 
 
-def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupling:
+def probe(
+    engine: Engine,
+    forward: Forward,
+    state: State,
+    batch: Batch,
+) -> Coupling:
     """Run the objective on a few rows of an update, and return the coupling of the rows."""
     if any(getattr(layer, "stateful", False) for layer in layers(forward.model)):
         return Coupling(keeps=True)
@@ -338,7 +356,12 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
     )
 
 
-def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
+def metrics_ignore_padding(
+    engine: Engine,
+    forward: Forward,
+    state: State,
+    batch: Batch,
+) -> bool:
     """Whether rows of weight 0 add nothing to the metrics, by experiment."""
     rows = np.arange(_ROWS) % batch.num_rows
     few = engine.devices.place(batch.some(rows))
@@ -353,7 +376,12 @@ def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch
         return False
 
 
-def metrics_are_additive(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
+def metrics_are_additive(
+    engine: Engine,
+    forward: Forward,
+    state: State,
+    batch: Batch,
+) -> bool:
     """Whether the metrics' states are sums over rows, by experiment."""
     size = _ROWS // 2
     places = [(np.arange(size) + start) % batch.num_rows for start in (0, size)]

@@ -178,7 +178,12 @@ class Draws:
             return self.engine.traces.tracing_anew()
         return nullcontext()
 
-    def draw(self, name: str, keras_draw: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
+    def draw(
+        self,
+        name: str,
+        keras_draw: Callable[..., Tensor],
+        given: dict[str, Any],
+    ) -> Tensor:
         """Return the numbers of one call of `keras.random`: Keras' unless the draw has known rows.
 
         Args:

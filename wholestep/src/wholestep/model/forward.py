@@ -149,9 +149,8 @@ class Forward:
                 vector = ops.reshape(value, (-1,))
                 dtype = self.variables.buffers[i].dtype
                 vectors.setdefault(dtype, []).append(vector)
-        return [
-            ops.concatenate(parts) if len(parts) > 1 else parts[0] for parts in vectors.values()
-        ]
+        groups = vectors.values()
+        return [ops.concatenate(parts) if len(parts) > 1 else parts[0] for parts in groups]
 
     def knows_as(self, other: "Forward") -> bool:
         """Whether both have the same properties and the same variables."""
@@ -313,9 +312,12 @@ class Forward:
             # its variable.
             pairs = zip(self.variables.params, params, strict=True)
             regularised = [(v, value) for v, value in pairs if v.regularizer is not None]
-            scope.state_mapping |= {id(v): value for v, value in regularised}
-            penalties: Any = [wide(v.regularizer(value)) for v, value in regularised]
-            return sum(penalties)
+            for variable, value in regularised:
+                scope.state_mapping[id(variable)] = value
+            total: Any = 0
+            for variable, value in regularised:
+                total = total + wide(variable.regularizer(value))
+            return total
 
     @property
     def has_penalty(self) -> bool:
@@ -341,15 +343,18 @@ class Forward:
         """Return the values of `facts.captured` in a state."""
         slots = {id(v): i for i, v in enumerate(self.variables.slots)}
         others = iter(state.captured)
-        return [
-            state.slots[slots[id(v)]] if id(v) in slots else next(others)
-            for v in self.facts.captured
-        ]
+        values = []
+        for variable in self.facts.captured:
+            slot = slots.get(id(variable))
+            values.append(next(others) if slot is None else state.slots[slot])
+        return values
 
     @property
     def inputs(self) -> list[keras.Variable]:
         """The captured variables that a program takes as inputs; slots of a training are state."""
-        slots = {id(v) for v in self.variables.slots} if self.training else set()
+        if not self.training:
+            return list(self.facts.captured)
+        slots = {id(v) for v in self.variables.slots}
         return [v for v in self.facts.captured if id(v) not in slots]
 
     @contextmanager
@@ -358,7 +363,12 @@ class Forward:
         with explained(self.model, self.objective, batch), self._drawing(batch, first):
             yield
 
-    def _output(self, result: object, batch: Tree, again: Values | None) -> ObjectiveOutput:
+    def _output(
+        self,
+        result: object,
+        batch: Tree,
+        again: Values | None,
+    ) -> ObjectiveOutput:
         """Check the objective's result; `again`: the values for a second call, None for none."""
         metrics = {m.name: m for m in self.metrics}
         num_rows = tree.num_rows(batch)
@@ -366,8 +376,8 @@ class Forward:
         terms = checked(output.terms, num_rows)
         reported = checked(output.reported, num_rows)
         shapes = {k: tuple(term.values.shape) for k, term in terms.items()}
-        squares = [k for k, shape in shapes.items() if num_rows > 1 and shape[1:2] == (num_rows,)]
-        if squares and again is not None:
+        squares = [k for k, shape in shapes.items() if shape[1:2] == (num_rows,)]
+        if squares and num_rows > 1 and again is not None:
             batch = tree.map_leaves(lambda leaf: leaf[:-1], batch)
             with self._scope(again), self._calling(batch, None):
                 shorter = read(self.objective(self.model, batch, self.training), metrics)
@@ -417,9 +427,11 @@ class Forward:
         """Return the buffers and metrics at the end of a scope; unassigned ones keep theirs."""
 
         def after(variables: list, before: list) -> list:
-            pairs = zip(variables, before, strict=False)
-            new = [(scope.get_current_value(variable), old) for variable, old in pairs]
-            return [old if value is None else value for value, old in new]
+            values = []
+            for variable, old in zip(variables, before, strict=False):
+                value = scope.get_current_value(variable)
+                values.append(old if value is None else value)
+            return values
 
         buffers = after(self.variables.buffers, values.buffers)
         return buffers, after(self.variables.metrics, values.metrics)

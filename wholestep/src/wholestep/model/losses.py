@@ -68,7 +68,12 @@ class CompiledObjective(Objective):
         self._has_warned_of_losses = False
         self._has_warned_of_labels = False
 
-    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> ObjectiveOutput:
+    def __call__(
+        self,
+        model: keras.Model,
+        batch: Tree,
+        training: bool,
+    ) -> ObjectiveOutput:
         """Return the terms of the compiled losses and the updates of the compiled metrics."""
         x, y, weight = unpack(batch)
         y_pred = outputs_of(model, x, training=training)
@@ -98,7 +103,13 @@ class CompiledObjective(Objective):
             divisors=_divisors(calls, tree.leaves(weight)),
         )
 
-    def calls(self, model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
+    def calls(
+        self,
+        model: keras.Model,
+        y: Tree,
+        y_pred: Tree,
+        weight: Tree,
+    ) -> list[LossCall]:
         """Return the losses that Keras minimises, each with its output, labels and weights.
 
         Of several for one output and one leaf of labels, it is only the first.
@@ -129,7 +140,12 @@ def _divisors(calls: list[LossCall], weights: list[Tensor]) -> tuple[int, ...]:
     return tuple(i for i, leaf in enumerate(weights) if any(leaf is w for w in dividing))
 
 
-def _calls(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
+def _calls(
+    model: keras.Model,
+    y: Tree,
+    y_pred: Tree,
+    weight: Tree,
+) -> list[LossCall]:
     """Let Keras match outputs, labels and weights, and record each call of a loss."""
     compile_loss = model._compile_loss
     calls = list[LossCall]()
@@ -139,7 +155,11 @@ def _calls(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[Loss
     metrics = compile_loss._metrics
 
     def recorder(entry: Any) -> Any:
-        def record(y_true: Tensor, y_pred: Tensor, weight: Tensor | None = None) -> float:
+        def record(
+            y_true: Tensor,
+            y_pred: Tensor,
+            weight: Tensor | None = None,
+        ) -> float:
             coefficient = 1.0 if entry.loss_weights is None else entry.loss_weights
             calls.append(LossCall(entry.loss, coefficient, entry.name, y_true, y_pred, weight))
             return 0.0
@@ -169,7 +189,12 @@ def _custom_loss(model: keras.Model, loss: Tensor | None) -> ScalarTerm:
     return ScalarTerm(ops.convert_to_tensor(loss))
 
 
-def _metric_updates(model: keras.Model, y: Tree, outputs: Tree, weight: Tree) -> list[MetricUpdate]:
+def _metric_updates(
+    model: keras.Model,
+    y: Tree,
+    outputs: Tree,
+    weight: Tree,
+) -> list[MetricUpdate]:
     compiled = model._compile_metrics
     if compiled is None:
         return []
@@ -214,7 +239,12 @@ def unreduced(call: LossCall) -> Term:
     return _reduce(values, weight, mask, call)
 
 
-def _reduce(values: Tensor, weight: Tensor | None, mask: Tensor | None, call: LossCall) -> Term:
+def _reduce(
+    values: Tensor,
+    weight: Tensor | None,
+    mask: Tensor | None,
+    call: LossCall,
+) -> Term:
     reduction = call.loss.reduction
     if reduction == "sum":
         return Sum(values, _product(weight, mask), call.coefficient)
@@ -234,9 +264,11 @@ def _reduce(values: Tensor, weight: Tensor | None, mask: Tensor | None, call: Lo
 
 def _fit(weight: Tensor | None, values: Tensor) -> Tensor | None:
     """Return weights without the last axes of length 1 that Keras would squeeze."""
-    while weight is not None and len(weight.shape) > len(values.shape) and weight.shape[-1] == 1:
+    if weight is None:
+        return None
+    while len(weight.shape) > len(values.shape) and weight.shape[-1] == 1:
         weight = ops.squeeze(weight, axis=-1)
-    return None if weight is None else ops.cast(weight, values.dtype)
+    return ops.cast(weight, values.dtype)
 
 
 def _checked(weight: Tensor | None, values: Tensor) -> Tensor | None:
@@ -292,8 +324,9 @@ def warn_of_broadcast(call: LossCall) -> bool:
     labels = tuple(getattr(call.y_true, "shape", ()))
     outputs = tuple(getattr(call.y_pred, "shape", ()))
     one, two = axes_to_compare(labels, outputs)
-    pairs = zip(one, two, strict=False)
-    are_alike = len(one) == len(two) and all(a == b or None in (a, b) for a, b in pairs)
+    are_alike = len(one) == len(two)
+    for a, b in zip(one, two, strict=False):
+        are_alike &= a == b or a is None or b is None
     if getattr(call.loss, "fn", None) not in functions or are_alike:
         return False
     must = f"The labels of the loss {call.name!r} must have the shape of the output."
@@ -343,7 +376,8 @@ def check_labels(
             good &= values == np.floor(values)
         if ignored is not None:
             good |= values == ignored
-        bad = np.flatnonzero(~np.reshape(good, (len(values), -1)).all(axis=1))
+        by_row = np.reshape(good, (len(values), -1))
+        bad = np.flatnonzero(~by_row.all(axis=1))
         if bad.size:
             name, _ = tree.named_leaves(unpack(batch)[1], "y")[place]
             must = (

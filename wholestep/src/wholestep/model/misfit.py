@@ -207,7 +207,8 @@ def _of_weights(y: Tree, weight: Tree, words: str) -> str | None:
     for name, leaf in tree.named_leaves(weight, "sample_weight"):
         shape = tuple(leaf.shape)
         received = f"{_list([(name, shape)])} beside {_list(_given(y, 'labels'))}"
-        if len(shape) == 1 and max(map(len, places)) > 1 and any(s in words for s in _SHAPES):
+        has_places = max(map(len, places)) > 1
+        if len(shape) == 1 and has_places and any(known in words for known in _SHAPES):
             must = (
                 f"{name} must have an axis beside the rows where the output has places, as a "
                 "sequence has."
@@ -267,8 +268,9 @@ def _shape(leaf: Tensor) -> tuple:
 def _fits(given: tuple, wanted: tuple) -> bool:
     """Whether a shape fits the wanted one; a last axis of length 1 may be missing or added."""
     given, wanted = axes_to_compare(given, wanted)
-    pairs = zip(given, wanted, strict=False)
-    return len(given) == len(wanted) and all(w is None or g == w for g, w in pairs)
+    if len(given) != len(wanted):
+        return False
+    return all(w is None or g == w for g, w in zip(given, wanted, strict=True))
 
 
 def _untraceable(model: keras.Model, error: Exception) -> str | None:

@@ -146,8 +146,10 @@ def _may_lead(weights: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
     """Whether axes of weights fit the leading axes of values, as far as lengths are known."""
     if not 0 < len(weights) <= len(values) or weights[0] != values[0]:
         return False
-    pairs = zip(weights[1:], values[1:], strict=False)
-    return all(weight in (None, 1, value) or value is None for weight, value in pairs)
+    for weight, value in zip(weights[1:], values[1:], strict=False):
+        if weight not in (None, 1, value) and value is not None:
+            return False
+    return True
 
 
 def _align(weights: Tensor, values: Tensor) -> Tensor:
@@ -183,7 +185,9 @@ def lengthened(weights: Tensor, rank: int) -> Tensor:
 
 def as_tensor(value: Tensor) -> Tensor:
     """Return a number as a tensor; Keras would read TensorFlow's variables out of scope."""
-    return ops.convert_to_tensor(value.value if isinstance(value, keras.Variable) else value)
+    if isinstance(value, keras.Variable):
+        value = value.value
+    return ops.convert_to_tensor(value)
 
 
 def wide(value: Tensor) -> Tensor:
@@ -195,10 +199,11 @@ def wide(value: Tensor) -> Tensor:
 
 def checked(terms: dict[str, Term], num_rows: int) -> dict[str, Term]:
     """Return the terms of an objective, each with one value per row."""
-    return {
-        k: t if isinstance(t, ScalarTerm) else check(t, _label(k), num_rows)
-        for k, t in terms.items()
-    }
+    good: dict[str, Term] = {}
+    for label, term in terms.items():
+        is_scalar = isinstance(term, ScalarTerm)
+        good[label] = term if is_scalar else check(term, _label(label), num_rows)
+    return good
 
 
 def refuse_broadcasts(shorter: dict[str, Term], num_rows: int) -> None:
@@ -306,7 +311,8 @@ class MetricUpdate:
         if not isinstance(self.metric, keras.metrics.MeanMetricWrapper) or fn is None:
             return False
         options = self.metric._fn_kwargs
-        if options.get("axis") in (0, -len(getattr(self.y_pred, "shape", ()))):
+        rank = len(getattr(self.y_pred, "shape", ()))
+        if options.get("axis") in (0, -rank):
             return True
         values = fn(self.y_true, self.y_pred, **options)
         num_rows = tuple(getattr(values, "shape", ()))[:1]

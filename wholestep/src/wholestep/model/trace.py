@@ -128,7 +128,10 @@ class Notes:
 
 
 def _term_facts(terms: dict[str, Term], *, counts: bool) -> dict[str, TermFact]:
-    return {k: TermFact(isinstance(t, Mean), t.coefficient, counts) for k, t in terms.items()}
+    facts = {}
+    for label, term in terms.items():
+        facts[label] = TermFact(isinstance(term, Mean), term.coefficient, counts)
+    return facts
 
 
 NOTHING_KNOWN = TraceFacts()
