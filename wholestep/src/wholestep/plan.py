@@ -29,6 +29,7 @@ from wholestep.model import (
 )
 from wholestep.program import MOST_UPDATES, FeedSpec, Program, ProgramCache, compiled
 from wholestep.state import State
+from wholestep.tree import Tensor
 from wholestep.update import Update
 
 _MOST_ROW_NUMBERS = 1 << 20
@@ -163,8 +164,7 @@ class Planner:
         engine = self.engine
         known = self.update.forward
         cut = Cut(((1, batch.num_rows),), batch.num_rows, split=engine.replicas.is_split)
-        data, rows = stage(engine.devices, batch, cut)
-        rows, count = engine.devices.place((rows, np.array(batch.num_rows, np.int32)))
+        data, rows, count = self._staged(batch, cut)
         state = state._replace(captured=engine.variables.captured(known.inputs, state))
         update = self.update.learned(cut, state, data, rows, count)
         if update.forward.variables is not known.variables:  # unknown to the other updates
@@ -351,11 +351,17 @@ class Planner:
         num = self.engine.devices.num_replicas
         return -(-size // num) * num
 
+    def _staged(self, batch: Batch, cut: Cut) -> tuple[Any, Tensor, Tensor]:
+        """Return the data, row numbers and number of rows of one update, on the device."""
+        devices = self.engine.devices
+        data, rows = stage(devices, batch, cut)
+        rows, count = devices.place((rows, np.array(cut.rows, np.int32)))
+        return data, rows, count
+
     def _compile(self, cut: Cut, length: int, sample: Sample) -> Program:
         engine = self.engine
         update, state, batch = sample
-        data, rows = stage(engine.devices, batch, cut)
-        rows, count = engine.devices.place((rows, np.array(cut.rows, np.int32)))
+        data, rows, count = self._staged(batch, cut)
         captured = engine.variables.captured(update.forward.inputs, state)
         sums = engine.devices.place(update.epoch_sums.empty())
         state = state._replace(captured=captured, sums=sums)
@@ -373,10 +379,11 @@ class Planner:
         if num_stacked > 1:
             data = engine.devices.stage(stack([batch], num_stacked))
         loops = not is_slow and (most > 1 or engine.programs.loops_once)
-        repeats = loops and (update.suits_xla or engine.programs.always_xla)
-        program = update.program(whole_update, most, self.empty, loops=loops)
         arguments = engine.variables.between_programs(state), captured, data
-        made = compiled(engine, program, arguments, (length, cut.places), repeats=repeats)
+        updates = update.program(whole_update, most, self.empty, loops=loops)
+        repeats = loops and (update.suits_xla or engine.programs.always_xla)
+        table = length, cut.places
+        made = compiled(engine, updates, arguments, table, repeats=repeats)
         made = made._replace(memory=self._share(made.memory))
         notes = describe(row_plan, reasons, cut.num_microbatches)
         return Program(*made, cut, length, most, num_stacked, notes, update)

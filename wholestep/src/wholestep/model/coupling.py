@@ -265,6 +265,13 @@ class _Probe:
         """Whether the same rows have other values in the second run."""
         return bool(self.moves(self.rows).any())
 
+    def moves_buffers(self) -> bool:
+        """Whether the first run changed floating state."""
+        before = self.engine.devices.fetch(self.state.buffers)
+        floats = self.forward.variables.floats
+        triples = zip(floats, before, self.results.buffers, strict=True)
+        return any(is_float and not np.array_equal(old, new) for is_float, old, new in triples)
+
     def sees_others(self, extreme: int) -> bool:
         """Whether a row's value moves with the content of other rows, in draws of this kind."""
         results = self.run(self.rows, extreme=extreme) if extreme else self.results
@@ -336,11 +343,6 @@ def probe(
     extremes = (0, ALL, -ALL) if facts.draws else (0,)
     couples = any(map(runs.sees_others, extremes))
     couples |= any(fact.couples for fact in facts.draws)
-    before = engine.devices.fetch(state.buffers)
-    triples = zip(forward.variables.floats, before, runs.results.buffers, strict=True)
-    moves = False
-    for is_float, old, new in triples:
-        moves |= is_float and not np.array_equal(old, new)
     extra = runs.extra() if facts.has_extra else "none"
     draws = runs.is_redrawn()
     if not (draws or couples or facts.has_whole):
@@ -348,7 +350,7 @@ def probe(
         draws = any(map(runs.draws_by_place, extremes)) or runs.draws_together()
     return Coupling(
         couples=couples and not facts.has_whole,
-        moves=moves,
+        moves=runs.moves_buffers(),
         whole=facts.has_whole,
         extra=extra,
         unknown=not (facts.has_whole or runs.can_move.any()),

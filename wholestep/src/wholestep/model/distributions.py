@@ -17,7 +17,6 @@ from keras import ops
 from wholestep.engines import Engine
 from wholestep.tree import Tensor
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 LATER = 1
 ALL = 2
 PAIRS = 3
@@ -166,14 +165,6 @@ def wide(dtype: str) -> str:
     ('float32', 'float64')
     """
     return "float64" if dtype == "float64" else "float32"
-
-
-def float_dtype(dtype: str | None) -> str:
-    """Return the dtype of the result: floatx if None, and float32 where JAX has no 64 bits."""
-    dtype = keras.backend.standardize_dtype(dtype or keras.config.floatx())
-    if dtype != "float64":
-        return dtype
-    return keras.backend.standardize_dtype(ops.cast(0, dtype).dtype)
 
 
 def uniform(
@@ -374,8 +365,13 @@ def _log_gamma(
     log = ops.where(is_valid, log, _NAN)
     boost = ops.log(bits.inside(shape, dtype, number)) / fixed
     log = ops.stop_gradient(ops.where(is_small, log + boost, log))
-    if not hasattr(alpha, "dtype") or isinstance(alpha, np.ndarray | np.generic):
-        return log
+    is_constant = not hasattr(alpha, "dtype") or isinstance(alpha, np.ndarray | np.generic)
+    return log if is_constant else _with_slope(bits, log, alphas)
+
+
+def _with_slope(bits: RandomBits, log: Tensor, alphas: Tensor) -> Tensor:
+    """Return logarithms of gamma numbers with their derivative by alpha."""
+    fixed = ops.stop_gradient(alphas)
     sample = ops.exp(log)
     slope = bits.engine.random.gamma_slope(fixed, sample) / sample
     slope = ops.where(ops.isfinite(slope), slope, 0.0)
@@ -495,18 +491,23 @@ def _transformed(
         k = ops.floor(slope * u + n * q + 0.5)
         is_inside = (k >= 0) & (k <= n)
         k = ops.where(is_inside, k, m)
-        rest_m = n - m + 1
-        rest_k = n - k + 1
-        log_ratio = (m + 0.5) * ops.log((m + 1) / (r * rest_m))
-        log_ratio = log_ratio + (n + 1) * ops.log(rest_m / rest_k)
-        log_ratio = log_ratio + (k + 0.5) * ops.log(r * rest_k / (k + 1))
-        log_ratio = log_ratio + _tail(m) + _tail(n - m) - _tail(k) - _tail(n - k)
+        log_ratio = _log_ratio(n, r, m, k)
         is_quick = (near >= 0.07) & (v <= quick)
         density = v * scale / (a / near**2 + b)
         is_accepted = is_quick | (ops.log(density) <= log_ratio)
         return k, is_inside & is_accepted
 
     return _first_accepted(trial, shape, dtype, ops.ones(shape, "bool"))
+
+
+def _log_ratio(n: Tensor, r: Tensor, m: Tensor, k: Tensor) -> Tensor:
+    """Return log(p(k) / p(m)) of binomial numbers, whose odds are r."""
+    rest_m = n - m + 1
+    rest_k = n - k + 1
+    log = (m + 0.5) * ops.log((m + 1) / (r * rest_m))
+    log = log + (n + 1) * ops.log(rest_m / rest_k)
+    log = log + (k + 0.5) * ops.log(r * rest_k / (k + 1))
+    return log + _tail(m) + _tail(n - m) - _tail(k) - _tail(n - k)
 
 
 def _tail(k: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from keras.src.random.seed_generator import draw_seed
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.model import distributions
-from wholestep.model.distributions import FLOATS, RandomBits, float_dtype
+from wholestep.model.distributions import RandomBits
 from wholestep.tree import Tensor
 
 _OURS = (
@@ -37,6 +37,7 @@ _OURS = (
     "beta",
     "binomial",
 )
+_FLOATS = "float16", "bfloat16", "float32", "float64"
 _SMALL_INTEGERS = "int8", "int16", "int32", "uint8", "uint16"
 _INTEGERS = *_SMALL_INTEGERS, "int64", "uint32"
 _TENSOR_OF = {"categorical": "logits", "shuffle": "x"}
@@ -237,7 +238,7 @@ class Draws:
         if "shape" in given:
             given["shape"] = request.shape
             if request.name != "randint":
-                given["dtype"] = float_dtype(given["dtype"])
+                given["dtype"] = _float_dtype(given["dtype"])
         bits = RandomBits(self.engine, state, self.first, self.num_rows, axis, self.extreme)
         return function(bits, **given)
 
@@ -320,7 +321,7 @@ def _why_unknown(name: str, given: dict[str, Any]) -> str:
     dtype = keras.backend.standardize_dtype(given["dtype"] or keras.config.floatx())
     if name == "randint":
         return _why_no_randint(given["minval"], given["maxval"], dtype)
-    return "" if dtype in FLOATS else f"its dtype is {dtype}"
+    return "" if dtype in _FLOATS else f"its dtype is {dtype}"
 
 
 def _why_no_randint(low: Any, high: Any, dtype: str) -> str:
@@ -333,6 +334,14 @@ def _why_no_randint(low: Any, high: Any, dtype: str) -> str:
     if 0 < int(high) - int(low) < 2**32:
         return ""
     return "its bounds are 2**32 or more apart, or in the wrong order"
+
+
+def _float_dtype(dtype: str | None) -> str:
+    """Return the dtype of the result: floatx if None, and float32 where JAX has no 64 bits."""
+    dtype = keras.backend.standardize_dtype(dtype or keras.config.floatx())
+    if dtype != "float64":
+        return dtype
+    return keras.backend.standardize_dtype(ops.cast(0, dtype).dtype)
 
 
 def _static(shape: Sequence) -> tuple[int, ...] | None:
