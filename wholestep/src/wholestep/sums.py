@@ -42,8 +42,12 @@ class Sums(NamedTuple):
 
 
 class After(NamedTuple):
-    """The changes of variables, alike on every replica: of the moved buffers, and the assigned
-    parameters.
+    """Changes that are alike on every replica.
+
+    Args:
+        buffers: by moved buffer: the sum of its changes, or the value of one that is not floating;
+            of an update in one microbatch: all buffers.
+        assigned: the values of the assigned parameters.
     """
 
     buffers: list[Tensor]
@@ -425,8 +429,7 @@ def first_logs(
     batch: Tree,
     row_weights: Tensor | None,
 ) -> dict[str, Tensor]:
-    """Call all user functions once, in a trace: the objective, the regularisers, the metrics'
-    results.
+    """Call all user functions in a trace: the objective, regularisers, and metrics' results.
 
     Returns:
         The numbers of an epoch, without meaningful values.

@@ -125,8 +125,9 @@ def _listed(layers: Sequence[str]) -> str:
 
 @dataclass
 class Findings:
-    """Measurements of a run. They are saved with it, so that it resumes on another machine with the
-    same bits.
+    """Measurements of a run.
+
+    They are saved with it, so that it resumes on another machine with the same bits.
 
     Args:
         coupling: the coupling of the rows; None if it is not measured yet.
@@ -192,8 +193,11 @@ _ROWS = 4
 class _Probe:
     """Runs of the objective on a few rows of an update.
 
-    Args:
-        rows: the rows, whose content is `first` in the first run.
+    Attributes:
+        rows: the rows of the first run.
+        results: their results.
+        others: as many rows of other content.
+        can_move: which rows' values differ between these and the first run.
     """
 
     def __init__(
