@@ -14,7 +14,7 @@ from stepcheck import progress
 from stepcheck.faults import Fault, Stage
 from stepcheck.keras.meaning import meant
 from stepcheck.values import Reason
-from wholestep.model import Whole
+from wholestep.model import ScalarTerm
 
 ENGINE = keras.backend.backend()
 CLASSES = np.tile(np.arange(3, dtype="int32"), 8)
@@ -162,7 +162,9 @@ def test_only_losses_that_look_at_several_rows_are_taken_whole(
     x, labels = X[:6], np.arange(6, dtype="float32")[:, None] + 1
     model = network()
     objective = meant(model, function, x, labels)
-    assert (objective.kind_of(labels, model(x), None) is Whole) is is_coupled
+    assert (
+        objective.kind_of(labels, model(x), None) is ScalarTerm
+    ) is is_coupled
 
 
 # ---- what is trained changes ----

@@ -1,6 +1,4 @@
-"""How an update is carried out: never what it computes, and nothing compiled or waited for
-twice.
-"""
+"""The plan of an update: its results do not depend on it, and nothing is compiled twice."""
 
 import contextlib
 
@@ -179,7 +177,7 @@ def test_batches_in_hand_or_of_many_shapes_are_compiled_alone():
 
 
 class Rows:
-    """Rows that come one by one."""
+    """A source of single rows."""
 
     def __init__(self, rows):
         self.rows = rows

@@ -368,7 +368,7 @@ class CustomUpdate(Update):
     assigns = True
 
     def __init__(self, engine: Engine, forward: Forward, steps: CustomSteps, *, stops: bool):
-        super().__init__(engine, forward, NO_LOGS, None, stops=stops)
+        super().__init__(engine, forward, None, stops=stops)
         self._steps = steps
         self._num_optimizer_slots = len(steps.optimizer_slots)
         self._read: list[keras.Variable] = []

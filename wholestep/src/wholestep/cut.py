@@ -30,6 +30,11 @@ class Cut:
         return sum(count for count, _ in self.sections)
 
     @property
+    def has_parts(self) -> bool:
+        """Whether an update adds up the sums of several microbatches or replicas."""
+        return self.split or self.num_microbatches > 1
+
+    @property
     def pieces(self) -> list[tuple[int, int]]:
         """The first place and the number of places of each microbatch."""
         sizes = [size for count, size in self.sections for _ in range(count)]
@@ -46,10 +51,7 @@ class Cut:
         >>> str(Cut(((1, 60),), 60)), str(Cut(((10, 6),), 60))
         ('60 rows at once', '60 rows in 10 microbatches (10 x 6 rows)')
         """
+        if self.num_microbatches == 1:
+            return f"{self.rows} rows at once"
         parts = " and ".join(f"{num} x {size} rows" for num, size in self.sections)
-        how = (
-            f"in {self.num_microbatches} microbatches ({parts})"
-            if self.num_microbatches > 1
-            else "at once"
-        )
-        return f"{self.rows} rows {how}"
+        return f"{self.rows} rows in {self.num_microbatches} microbatches ({parts})"

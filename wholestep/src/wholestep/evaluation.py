@@ -26,7 +26,7 @@ from wholestep.data import (
 )
 from wholestep.engines import Engine
 from wholestep.model import Forward, named, unpack
-from wholestep.program import MOST_UPDATES, Program, ProgramCache, compiled, several, span
+from wholestep.program import MOST_UPDATES, Program, ProgramCache, compiled, loop_updates, span
 from wholestep.reports.compile_notices import Compilations
 from wholestep.reports.report import NO_LOGS, ReportLayout, check_same_layout
 from wholestep.safety import uninterrupted
@@ -310,7 +310,7 @@ class Evaluation:
         if num_stacked > 1:
             data = engine.devices.stage(stack([batch], num_stacked))
         program = engine.variables.load_and_store(
-            several(engine, each, results if loops else None, most),
+            loop_updates(engine, each, results if loops else None, most),
             _moved_variables(function.forward, parts[0]),
         )
         # Not spent: the state before the first batch serves every pass.

@@ -54,7 +54,7 @@ from wholestep.model import (
     resets_on_the_host,
 )
 from wholestep.plan import Planner, Sample
-from wholestep.program import EPOCH, GOES_ON, Program, ProgramCache, Wanted
+from wholestep.program import EPOCH, GOES_ON, FeedSpec, Program, ProgramCache
 from wholestep.reports.compile_notices import Compilations
 from wholestep.reports.report import Report, check_same_layout
 from wholestep.reports.update_ledger import UpdateLedger, diagnose
@@ -353,7 +353,7 @@ class Executor:
             values = value_facts(self._access.changed_outside([*v.params, *v.slots, *v.buffers]))
             self.engine.processes.check_equal(code | values | data())
 
-    def _program(self, run: Run, wanted: Wanted, batch: Batch) -> Program:
+    def _program(self, run: Run, wanted: FeedSpec, batch: Batch) -> Program:
         """Return the program for updates like this one; plan and compile it if it is new."""
         self.compilations.num_batches += 1
         program = self.planner.known(batch, wanted)

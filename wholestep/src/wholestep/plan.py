@@ -1,5 +1,6 @@
-"""The plan of an update: microbatches, padding, updates per dispatch. It changes only rounding,
-unless it warns.
+"""The plan of an update: microbatches, padding, updates per dispatch.
+
+A plan changes only rounding, unless it warns.
 """
 
 import math
@@ -26,8 +27,9 @@ from wholestep.model import (
     metrics_ignore_padding,
     probe,
 )
-from wholestep.program import MOST_UPDATES, Program, ProgramCache, Wanted, compiled
+from wholestep.program import MOST_UPDATES, FeedSpec, Program, ProgramCache, compiled
 from wholestep.state import State
+from wholestep.tree import Tensor
 from wholestep.update import Update
 
 _MOST_ROW_NUMBERS = 1 << 20
@@ -35,8 +37,11 @@ _MOST_KINDS_LOOPED = 4
 
 
 class Sample(NamedTuple):
-    """A batch by which an update is planned, the update traced for such batches, and the state
-    before it.
+    """A batch by which an update is planned.
+
+    Args:
+        update: the update traced for such batches.
+        state: the state before it.
     """
 
     update: Update
@@ -75,9 +80,7 @@ class Planner:
     _filled: ProgramCache = field(default_factory=ProgramCache)
 
     def adopt(self, findings: Findings) -> None:
-        """Plan by the findings of a restored run; drop the programs planned by different
-        findings.
-        """
+        """Plan by the findings of a restored run; drop the programs of different findings."""
         if not findings.plans_as(self.findings):
             self.programs.clear()
             self._filled.clear()
@@ -87,50 +90,52 @@ class Planner:
         """Note why programs are not compiled by XLA, as the engine has found."""
         self.findings.why_no_xla = self.engine.programs.why_no_xla
 
-    def wanted(self, batches: Batches | None) -> Wanted:
-        """Return the common properties of all updates on these batches; None for single batches."""
-        num_shapes = len(batches.shapes) if batches is not None else 0
-        many_are_alike = num_shapes < 2 and batches is not None
-        if batches is not None and batches.arrays is not None and not num_shapes:
+    def wanted(self, batches: Batches | None) -> FeedSpec:
+        """Return the common properties of all updates on these batches; None: single batches."""
+        loops_once = self.engine.programs.loops_once
+        if batches is None:
+            return FeedSpec(True, MOST_UPDATES if loops_once else 1, 0)
+        num_shapes = len(batches.shapes)
+        most = MOST_UPDATES if loops_once or num_shapes < 2 else 1
+        if batches.arrays is not None and not num_shapes:
             most = len(batches)
-        else:
-            most = MOST_UPDATES if self.engine.programs.loops_once or many_are_alike else 1
-        return Wanted(batches is None or batches.has_short_batch, most, num_shapes)
+        return FeedSpec(batches.has_short_batch, most, num_shapes)
 
-    def known(self, batch: Batch, wanted: Wanted) -> Program | None:
+    def known(self, batch: Batch, wanted: FeedSpec) -> Program | None:
         """Return the known program for updates like this one; None if there is none."""
         return self._filled.get((self._key(batch, wanted), batch.full))
 
-    def filled(self, sample: Sample, wanted: Wanted) -> Sample:
-        """Return the sample, padded to the rows of a full batch if it is short and padding is
-        exact.
-        """
+    def filled(self, sample: Sample, wanted: FeedSpec) -> Sample:
+        """Return the sample, padded to a full batch if it is short and padding is exact."""
         batch = sample.batch
         is_short = batch.num_rows < batch.full
-        may_fill = (is_short or wanted.num_shapes > 0) and self.padding_is_exact(sample)
+        if not is_short and not wanted.num_shapes:
+            return sample
+        may_fill = self.padding_is_exact(sample)
         return sample._replace(batch=batch.padded(batch.full)) if is_short and may_fill else sample
 
-    def is_new(self, filled: Batch, wanted: Wanted) -> bool:
+    def is_new(self, filled: Batch, wanted: FeedSpec) -> bool:
         """Whether no program for such updates has been compiled."""
         return self._key(filled, wanted) not in self.programs
 
-    def program(self, batch: Batch, filled: Sample, wanted: Wanted) -> Program:
-        """Return the program for updates like this one, and remember it; `filled` is the sample
-        after padding.
+    def program(self, batch: Batch, filled: Sample, wanted: FeedSpec) -> Program:
+        """Return the program for updates like this one, and remember it.
+
+        Args:
+            filled: the sample after padding.
         """
         key = self._key(filled.batch, wanted)
         if key not in self.programs:
             self.engine.processes.set_status("compiling")
-            self.programs[key] = self._plan(
-                filled, wanted.short, self._length(filled.batch, wanted)
-            )
+            length = self._length(filled.batch, wanted)
+            self.programs[key] = self._plan(filled, wanted.short, length)
         self._filled[self._key(batch, wanted), batch.full] = self.programs[key]
         return self.programs[key]
 
-    def _key(self, batch: Batch, wanted: Wanted) -> tuple:
+    def _key(self, batch: Batch, wanted: FeedSpec) -> tuple:
         return *batch.program_key, batch.num_rows, wanted.short, wanted.most > 1
 
-    def _length(self, batch: Batch, wanted: Wanted) -> int:
+    def _length(self, batch: Batch, wanted: FeedSpec) -> int:
         """Return the most updates that a program for such batches runs."""
         most = most_in_a_dispatch(self.engine.devices, batch, wanted.most)
         if most > 1 and not batch.is_resident and not self._may_loop(batch):
@@ -138,78 +143,67 @@ class Planner:
         return max(1, min(most, MOST_UPDATES, _MOST_ROW_NUMBERS // batch.num_rows))
 
     def _may_loop(self, batch: Batch) -> bool:
-        """Whether to compile a program of several updates for loaded batches like this one, which
-        takes long.
+        """Whether to compile a program of several updates for such loaded batches; it takes long.
 
         Where programs of one update exist too, only the first few kinds of batches get one: there
         may be hundreds.
         """
         kinds = self.findings.looped
         kind = f"{batch.signature} {batch.num_rows}"
-        if (
-            not self.engine.programs.loops_once
-            and kind not in kinds
-            and len(kinds) < _MOST_KINDS_LOOPED
-        ):
+        if self.engine.programs.loops_once or kind in kinds:
+            return True
+        if len(kinds) < _MOST_KINDS_LOOPED:
             kinds.append(kind)
-        return self.engine.programs.loops_once or kind in kinds
+        return kind in kinds
 
     def learn(self, state: State, batch: Batch) -> Update:
-        """Trace the objective on batches like this one, before any other method sees such a
-        batch.
-        """
-        if batch.program_key not in self._updates:
-            cut = Cut(((1, batch.num_rows),), batch.num_rows, split=self.engine.replicas.is_split)
-            data, rows = stage(self.engine.devices, batch, cut)
-            rows, count = self.engine.devices.place((rows, np.array(batch.num_rows, np.int32)))
-            state = state._replace(
-                captured=self.engine.variables.captured(self.update.forward.inputs, state)
-            )
-            update = self.update.learned(cut, state, data, rows, count)
-            # unknown to the other updates
-            if update.forward.variables is not self.update.forward.variables:
-                for known in (self._updates, self.programs, self._filled):
-                    known.clear()
-                self.update = update
-            self._updates[batch.program_key] = update
-        return self._updates[batch.program_key]
+        """Trace the objective on such batches, before any other method sees such a batch."""
+        key = batch.program_key
+        if key in self._updates:
+            return self._updates[key]
+        engine = self.engine
+        known = self.update.forward
+        cut = Cut(((1, batch.num_rows),), batch.num_rows, split=engine.replicas.is_split)
+        data, rows, count = self._staged(batch, cut)
+        state = state._replace(captured=engine.variables.captured(known.inputs, state))
+        update = self.update.learned(cut, state, data, rows, count)
+        if update.forward.variables is not known.variables:  # unknown to the other updates
+            for cache in (self._updates, self.programs, self._filled):
+                cache.clear()
+            self.update = update
+        self._updates[key] = update
+        return update
 
     def padding_is_exact(self, sample: Sample) -> bool:
-        """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once;
-        False if eager.
-        """
-        found = self.findings
-        if (
-            found.pads is False
-            or self.engine.programs.is_eager
-            or not self.probe(sample).padding_is_exact
-        ):
+        """Whether rows of weight 0 change nothing, by probes, once; False if eager."""
+        findings = self.findings
+        if findings.pads is False or self.engine.programs.is_eager:
             return False
-        if found.pads is None:
-            found.pads = self._share(metrics_ignore_padding(self.engine, *sample.traced))
-        return found.pads
+        if not self.probe(sample).padding_is_exact:
+            return False
+        if findings.pads is None:
+            findings.pads = self._share(metrics_ignore_padding(self.engine, *sample.traced))
+        return findings.pads
 
     def metrics_are_additive(self, sample: Sample) -> bool:
         """Whether the states of the metrics are sums over rows, by an experiment, once."""
-        found = self.findings
-        if found.adds is None:
-            found.adds = self._share(metrics_are_additive(self.engine, *sample.traced))
-        return found.adds
+        findings = self.findings
+        if findings.adds is None:
+            findings.adds = self._share(metrics_are_additive(self.engine, *sample.traced))
+        return findings.adds
 
     def probe(self, sample: Sample) -> Coupling:
         """Return the coupling of the rows, probed once."""
         if self.findings.coupling is not None:
             return self.findings.coupling
-        found = self._probe(sample)
-        # one row shows nothing of others
-        self.findings.coupling = found if sample.batch.num_rows > 1 else None
-        return found
+        coupling = self._probe(sample)
+        if sample.batch.num_rows > 1:  # one row shows nothing of others
+            self.findings.coupling = coupling
+        return coupling
 
     @property
     def limit(self) -> int:
-        """The bytes that a program may use in addition to its arguments, the same in all
-        processes.
-        """
+        """The bytes that a program may use beside its arguments, the same in all processes."""
         if self.memory_limit is not None:
             return self.memory_limit
         self.findings.limit = self.findings.limit or self._share(self._measured())
@@ -231,8 +225,7 @@ class Planner:
         return None if coupling is None else pads
 
     def _measured(self) -> int:
-        """The bytes that are free on the device, less the quarter that an allocator may not give in
-        one piece.
+        """The free bytes, less the quarter that an allocator may not give in one piece.
 
         Measured on an H100: a program that needs 89 % of the free memory failed.
         """
@@ -247,15 +240,7 @@ class Planner:
         return Coupling(**self._share(asdict(probe(self.engine, *sample.traced))))
 
     def _plan(self, sample: Sample, short: bool, length: int) -> Program:
-        num_rows = sample.batch.num_rows
-        split = self.engine.replicas.is_split
-        padded = short and not sample.update.forward.facts.cannot_pad
-        padded = padded and (self.findings.pads or self.padding_is_exact(sample))
-        whole = Cut(((1, num_rows),), num_rows, padded=padded, split=split)
-        if split:
-            whole = replace(whole, extra=self._shared_extra(sample))
-        if num_rows % self.engine.devices.num_replicas and self.padding_is_exact(sample):
-            whole = replace(whole, sections=((1, self._even(num_rows)),), padded=True)
+        whole = self._whole_cut(sample, short)
         if self.microbatch_size != "auto":
             cut = self._cut(whole, int(self.microbatch_size), sample)
             return self._compile(cut, length, sample)
@@ -265,23 +250,39 @@ class Planner:
                 f"memory_limit has no effect: {keras.backend.backend()} does not report a "
                 "program's memory."
             )
-        size = num_rows
-        while program.memory is not None and program.memory > self.limit and size > 1:
-            if not self.probe(sample).cut_is_exact:
-                why = self.probe(sample).why(sample.update.forward.movers)
+        size = whole.rows
+        while program.memory is not None and program.memory > self.limit:
+            if size == 1:
+                warn(
+                    f"Even one row at a time needs {program.memory} bytes, and may use "
+                    f"{self.limit}: the update runs nevertheless. Raise memory_limit, or make the "
+                    "model smaller."
+                )
+                return program
+            coupling = self.probe(sample)
+            if not coupling.cut_is_exact:
+                why = coupling.why(sample.update.forward.movers)
                 warn(f"The batch is not cut to fit in {self.limit} bytes: {why}.")
                 return program
             size = -(-size // 2)
             program = self._compile(self._cut(whole, size, sample), length, sample)
-        if program.memory is not None and program.memory > self.limit:
-            warn(
-                f"Even one row at a time needs {program.memory} bytes, and may use {self.limit}: "
-                "the update runs "
-                "nevertheless. Raise memory_limit, or make the model smaller."
-            )
         return program
 
+    def _whole_cut(self, sample: Sample, short: bool) -> Cut:
+        """Return the cut into one microbatch; `short`: whether shorter batches may follow."""
+        num_rows = sample.batch.num_rows
+        split = self.engine.replicas.is_split
+        padded = short and not sample.update.forward.facts.cannot_pad
+        padded = padded and (self.findings.pads or self.padding_is_exact(sample))
+        extra = self._shared_extra(sample) if split else "sum"
+        size = num_rows
+        if num_rows % self.engine.devices.num_replicas and self.padding_is_exact(sample):
+            size = self._even(num_rows)
+            padded = True
+        return Cut(((1, size),), num_rows, padded=padded, extra=extra, split=split)
+
     def _cut(self, whole: Cut, size: int, sample: Sample) -> Cut:
+        """Return the whole cut in microbatches of at most `size` rows, if it can be cut."""
         if size >= whole.rows:
             return whole
         coupling = self.probe(sample)
@@ -294,32 +295,32 @@ class Planner:
         num = -(-whole.rows // size)
         if self.padding_is_exact(sample):
             size = self._even(-(-whole.rows // num))
+            padded = whole.padded or num * size != whole.rows
             split = self._may_split(whole, [size], sample)
-            return Cut(
-                ((num, size),),
-                whole.rows,
-                padded=whole.padded or num * size != whole.rows,
-                split=split,
-            )
+            return Cut(((num, size),), whole.rows, padded=padded, split=split)
         if not coupling.cut_is_exact:
             effect = coupling.warning(sample.update.forward.movers)
             warn(f"microbatch_size={size} {effect} Leave microbatch_size out for whole batches.")
         small, larger = divmod(whole.rows, num)
-        sections = tuple(s for s in ((larger, small + 1), (num - larger, small)) if s[0])
-        extra = whole.extra if whole.split else "mean" if coupling.extra == "mean" else "sum"
-        split = coupling.cut_is_exact and self._may_split(
-            whole, [size for _, size in sections], sample
-        )
-        return Cut(sections, whole.rows, extra=extra, split=whole.split or split)
+        sections = [(num - larger, small)]
+        if larger:
+            sections.insert(0, (larger, small + 1))
+        extra = whole.extra
+        if coupling.extra == "mean" and not whole.split:
+            extra = "mean"
+        sizes = [size for _, size in sections]
+        split = whole.split
+        if coupling.cut_is_exact:
+            split = self._may_split(whole, sizes, sample)
+        return Cut(tuple(sections), whole.rows, extra=extra, split=split)
 
     def _may_split(self, whole: Cut, sizes: list[int], sample: Sample) -> bool:
-        """Whether each replica may fold its rows of microbatches of such sizes, where any cut is
-        exact.
-        """
-        num = self.engine.devices.num_replicas
-        if whole.split or not self.engine.replicas.can_split or any(size % num for size in sizes):
+        """Whether each replica may fold its rows of such microbatches, where any cut is exact."""
+        num_replicas = self.engine.devices.num_replicas
+        if whole.split or not self.engine.replicas.can_split:
             return whole.split
-        return self.metrics_are_additive(sample)
+        are_even = all(size % num_replicas == 0 for size in sizes)
+        return are_even and self.metrics_are_additive(sample)
 
     def _shared_extra(self, sample: Sample) -> str:
         """Return how other losses add up over replicas that see only their rows: "sum" or "mean".
@@ -331,7 +332,8 @@ class Planner:
         if coupling.cut_is_possible and not coupling.cut_is_exact:
             with inference(self.engine.replicas.coupling_layers):
                 coupling = self.findings.apart or self._probe(sample)
-            self.findings.apart = coupling if sample.batch.num_rows > 1 else self.findings.apart
+            if sample.batch.num_rows > 1:
+                self.findings.apart = coupling
         why = "" if coupling.cut_is_exact else coupling.why()
         if not why and not self.metrics_are_additive(sample):
             why = "a metric's state is not a sum over rows"
@@ -340,9 +342,8 @@ class Planner:
                 "Under tf.distribute every replica sees its own rows alone, and the results "
                 "must add up."
             )
-            raise SpecificationError(
-                message(must, why, "the JAX engine, where replicas share one array of all rows.")
-            )
+            attempt = "the JAX engine, where replicas share one array of all rows."
+            raise SpecificationError(message(must, why, attempt))
         return "mean" if coupling.extra == "mean" else "sum"
 
     def _even(self, size: int) -> int:
@@ -350,32 +351,42 @@ class Planner:
         num = self.engine.devices.num_replicas
         return -(-size // num) * num
 
+    def _staged(self, batch: Batch, cut: Cut) -> tuple[Any, Tensor, Tensor]:
+        """Return the data, row numbers and number of rows of one update, on the device."""
+        devices = self.engine.devices
+        data, rows = stage(devices, batch, cut)
+        rows, count = devices.place((rows, np.array(cut.rows, np.int32)))
+        return data, rows, count
+
     def _compile(self, cut: Cut, length: int, sample: Sample) -> Program:
-        engine, (maker, state, batch) = self.engine, sample
-        data, rows = stage(engine.devices, batch, cut)
-        places, count = engine.devices.place((rows, np.array(cut.rows, np.int32)))
-        values = engine.variables.captured(maker.forward.inputs, state)
-        state = state._replace(captured=values, sums=engine.devices.place(maker.epoch_sums.empty()))
-        row_plan, wholes = maker.row_planner.plan(cut, state, data, places)
-        # tables need the lookups of all replicas
-        cut = replace(cut, split=False) if row_plan.tables else cut
-        update = maker.whole_update(cut, row_plan)
+        engine = self.engine
+        update, state, batch = sample
+        data, rows, count = self._staged(batch, cut)
+        captured = engine.variables.captured(update.forward.inputs, state)
+        sums = engine.devices.place(update.epoch_sums.empty())
+        state = state._replace(captured=captured, sums=sums)
+        row_plan, reasons = update.row_planner.plan(cut, state, data, rows)
+        if row_plan.tables:  # they need the lookups of all replicas
+            cut = replace(cut, split=False)
         state = state._replace(captured=())
-        slowly = engine.programs.loops_slowly(update, state, values, data, places, count)
-        most = 1 if slowly else length
-        loops = not slowly and (length > 1 or engine.programs.loops_once)
-        length, num_stacked = (length, 1) if batch.is_resident else (most, most)
+        whole_update = update.whole_update(cut, row_plan)
+        is_slow = engine.programs.loops_slowly(whole_update, state, captured, data, rows, count)
+        most = 1 if is_slow else length
+        if batch.is_resident:
+            num_stacked = 1
+        else:
+            num_stacked = length = most
         if num_stacked > 1:
             data = engine.devices.stage(stack([batch], num_stacked))
-        program = maker.program(update, most, self.empty, loops=loops)
-        rest = engine.variables.between_programs(state)
-        compiles = loops and (maker.suits_xla or engine.programs.always_xla)
-        made = compiled(
-            engine, program, (rest, values, data), (length, cut.places), repeats=compiles
-        )
+        loops = not is_slow and (most > 1 or engine.programs.loops_once)
+        arguments = engine.variables.between_programs(state), captured, data
+        updates = update.program(whole_update, most, self.empty, loops=loops)
+        repeats = loops and (update.suits_xla or engine.programs.always_xla)
+        table = length, cut.places
+        made = compiled(engine, updates, arguments, table, repeats=repeats)
         made = made._replace(memory=self._share(made.memory))
-        notes = describe(row_plan, wholes, cut.num_microbatches)
-        return Program(*made, cut, length, most, num_stacked, notes, maker)
+        notes = describe(row_plan, reasons, cut.num_microbatches)
+        return Program(*made, cut, length, most, num_stacked, notes, update)
 
 
 def _host_bytes() -> int:
@@ -394,31 +405,25 @@ def explain(planner: Planner, sharded: list[str], data: str) -> str:
         sharded: the sharded variables.
         data: the place of the data, as text.
     """
-    engine = planner.engine
     coupling = planner.findings.coupling
-    newest_first = [*planner.programs.values()][::-1]
-    program = max(newest_first, key=lambda each: each.cut.rows)
-    several = len(newest_first)
-    cut = program.cut
-    lines = [
-        *(
-            [f"{several} programs for updates of several shapes; that of the most rows:"]
-            if several > 1
-            else []
-        ),
-        f"One update takes {cut}.",
-        *_spread(cut, engine),
-        _padding(cut, planner.pads_short),
-        *([data] if data else []),
-        (
-            f"Up to {program.most} updates go to the device in one dispatch "
-            f"({keras.backend.backend()})."
+    programs = list(planner.programs.values())
+    # of those with the most rows, the newest
+    program = max(reversed(programs), key=lambda program: program.cut.rows)
+    num_programs = len(programs)
+    lines = []
+    if num_programs > 1:
+        lines.append(
+            f"{num_programs} programs for updates of several shapes; that of the most rows:"
         )
-        if program.most > 1
-        else f"Each update is a separate dispatch ({keras.backend.backend()}).",
+    lines += [
+        f"One update takes {program.cut}.",
+        *_spread(program.cut, planner.engine),
+        _padding(program.cut, planner.pads_short),
+        data,
+        _dispatched(program.most),
+        program.how,
+        _trained(program.forward),
     ]
-    lines += [program.how] if program.how else []
-    lines += _trained(program.forward)
     if sharded:
         lines.append(f"Sharded, never gathered for the update: {', '.join(sharded)}.")
     if program.memory is not None:
@@ -429,55 +434,58 @@ def explain(planner: Planner, sharded: list[str], data: str) -> str:
             "use."
         )
     lines += program.table_notes
-    drawn = _drawn(coupling, program.forward)
-    if coupling is not None and not (coupling.cut_is_exact and drawn):
-        is_cut = any(each.cut.num_microbatches > 1 for each in planner.programs.values())
-        lines.append(coupling.explanation(program.forward.movers, is_cut=is_cut))
-    if coupling is not None and coupling.custom:
-        lines.append(
-            "The model's step is run unchanged: without microbatches, replicas or padding, whose "
-            "exactness cannot be "
-            "guaranteed for it. Its losses and the weights are checked afterwards."
-        )
-    form_of_gradients = program.function.form_of_gradients()
-    return "\n".join([*lines, *drawn, *([form_of_gradients] if form_of_gradients else [])])
+    draws = _drawn(coupling, program.forward)
+    if coupling is not None:
+        if not (coupling.cut_is_exact and draws):
+            is_cut = any(each.cut.num_microbatches > 1 for each in programs)
+            lines.append(coupling.explanation(program.forward.movers, is_cut=is_cut))
+        if coupling.custom:
+            lines.append(
+                "The model's step is run unchanged: without microbatches, replicas or padding, "
+                "whose exactness cannot be guaranteed for it. Its losses and the weights are "
+                "checked afterwards."
+            )
+    lines += [draws, program.function.form_of_gradients()]
+    return "\n".join(filter(None, lines))
 
 
-def _trained(forward: Forward) -> list[str]:
+def _dispatched(most: int) -> str:
+    backend = keras.backend.backend()
+    if most == 1:
+        return f"Each update is a separate dispatch ({backend})."
+    return f"Up to {most} updates go to the device in one dispatch ({backend})."
+
+
+def _trained(forward: Forward) -> str:
     """Return a line about the weights that train, if others are frozen; statistics do not count."""
     trained = forward.variables.params
     could_train = dict[int, keras.Variable]()
     for layer in layers(forward.model):
         could_train |= {id(v): v for v in layer._trainable_variables}
     if len(trained) >= len(could_train):
-        return []
+        return ""
     weights = f"{_num_weights(trained):,} of {_num_weights(could_train.values()):,} weights"
-    return [f"Trains {weights}, in {len(trained)} of {len(could_train)} variables."]
+    return f"Trains {weights}, in {len(trained)} of {len(could_train)} variables."
 
 
 def _num_weights(variables: Iterable[keras.Variable]) -> int:
     return sum(math.prod(v.shape) for v in variables)
 
 
-def _drawn(coupling: Coupling | None, forward: Forward) -> list[str]:
+def _drawn(coupling: Coupling | None, forward: Forward) -> str:
     """Return a line about random draws that do not belong to rows, if there are any."""
     facts = forward.facts.draws
-    unknown = [f"keras.random.{fact.name} ({fact.why})" for fact in facts if fact.why]
-    if unknown:
-        return [f"Random draws differ between cuts: {'; '.join(dict.fromkeys(unknown))}."]
+    reasons = [f"keras.random.{fact.name} ({fact.why})" for fact in facts if fact.why]
+    if reasons:
+        return f"Random draws differ between cuts: {'; '.join(dict.fromkeys(reasons))}."
     if coupling is None or not coupling.draws:
-        return []
-    reasons = {
-        "an axis that is a multiple of the rows does not hold them outermost": any(
-            f.axis is not None for f in facts
-        ),
-        "rows take parts of a draw whose shape does not grow with them": any(
-            f.axis is None for f in facts
-        ),
-        f"something draws {_UNSEEN}": True,
-    }
-    why = ", or ".join(reason for reason, may_be in reasons.items() if may_be)
-    return [f"Random draws differ between cuts: {why}."]
+        return ""
+    if any(fact.axis is not None for fact in facts):
+        reasons.append("an axis that is a multiple of the rows does not hold them outermost")
+    if any(fact.axis is None for fact in facts):
+        reasons.append("rows take parts of a draw whose shape does not grow with them")
+    reasons.append(f"something draws {_UNSEEN}")
+    return f"Random draws differ between cuts: {', or '.join(reasons)}."
 
 
 def _spread(cut: Cut, engine: Engine) -> list[str]:
@@ -486,34 +494,34 @@ def _spread(cut: Cut, engine: Engine) -> list[str]:
     hosts = engine.processes.count
     if replicas == 1:
         return []
-    counts = [
-        ("" if num == 1 else f"{num} microbatches x ", -(-size // replicas))
-        for num, size in cut.sections
-    ]
-    shares = " + ".join(f"{several}{size} rows" for several, size in counts)
-    shares = f"({shares})" if len(counts) > 1 else shares
+    parts = []
+    for num, size in cut.sections:
+        rows = f"{-(-size // replicas)} rows"
+        parts.append(rows if num == 1 else f"{num} microbatches x {rows}")
+    shares = f"({' + '.join(parts)})" if len(parts) > 1 else parts[0]
     many = f"{hosts} {'host' if hosts == 1 else 'hosts'} x {replicas / hosts:g} replicas"
     is_even = all(size % replicas == 0 for _, size in cut.sections)
     layout = f"= {many} x {shares}" if is_even else f"on {many}, at most {shares} on each"
-    lines = [f"{cut.places} places {layout}."]
+    sums = "Arrays are global: every replica sees the statistics of all rows."
     if cut.split:
-        return [
-            *lines,
-            "Each replica sums over its own rows; the sums of all go over the wire once an update.",
-        ]
-    return [*lines, "Arrays are global: every replica sees the statistics of all rows."]
+        sums = (
+            "Each replica sums over its own rows; the sums of all go over the wire once an update."
+        )
+    return [f"{cut.places} places {layout}.", sums]
 
 
 def _padding(cut: Cut, pads_short: bool | None) -> str:
+    lines = []
     extra = cut.places - cut.rows
-    places = "place is" if extra == 1 else f"{extra} places are"
-    lines = [f"The last {places} padding of weight 0."] if extra else []
-    if not cut.padded:
-        return "".join(lines) or "No row is padding."
-    shorter = {
-        True: "Shorter batches are filled up with rows of weight 0.",
-        False: "Shorter batches run in their own shape, as padding would count.",
-        None: "Whether shorter batches can be filled up with rows of weight 0 is tried when one "
-        "comes.",
-    }
-    return " ".join([*lines, shorter[pads_short]])
+    if extra:
+        places = "place is" if extra == 1 else f"{extra} places are"
+        lines.append(f"The last {places} padding of weight 0.")
+    if cut.padded:
+        shorter = {
+            True: "Shorter batches are filled up with rows of weight 0.",
+            False: "Shorter batches run in their own shape, as padding would count.",
+            None: "Whether shorter batches can be filled up with rows of weight 0 is tried when "
+            "one comes.",
+        }
+        lines.append(shorter[pads_short])
+    return " ".join(lines) or "No row is padding."

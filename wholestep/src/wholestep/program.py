@@ -1,11 +1,10 @@
-"""A compiled program for batches of one shape: several updates, or batches of an evaluation, one
-after the other.
+"""A compiled program for batches of one shape: several updates, or batches of an evaluation.
 
 Their number is an argument of the program. So one program serves a full epoch, its tail and a
 custom loop: how updates are grouped into dispatches cannot change a bit of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -90,7 +89,7 @@ class ProgramCache(dict[tuple, Any]):
         super().__setitem__(key, value)
 
 
-class Wanted(NamedTuple):
+class FeedSpec(NamedTuple):
     """Common properties of all updates of a feed.
 
     Args:
@@ -108,7 +107,7 @@ class Wanted(NamedTuple):
 MOST_UPDATES = 256  # in one dispatch
 NONE = np.zeros((3,), np.int32)
 
-Each = Callable[..., tuple[State, Tree]]
+OneUpdate = Callable[..., tuple[State, Tree]]
 Begin = Callable[[State, Tensor], State]
 
 # an update's begin: with the epoch's sums, empty sums, or empty sums and metrics
@@ -116,8 +115,7 @@ GOES_ON, EPOCH, ALONE = range(3)
 
 
 def span(first: int, num: int, begins: int = GOES_ON) -> np.ndarray:
-    """Return the range of a table's updates that a program runs, and how the first begins, int32
-    (3,).
+    """Return the updates of a table that a program runs, and how the first begins, int32 (3,).
 
     >>> span(2, 5, EPOCH).tolist()
     [2, 5, 1]
@@ -125,77 +123,98 @@ def span(first: int, num: int, begins: int = GOES_ON) -> np.ndarray:
     return np.array([first, num, begins], np.int32)
 
 
-def several(
+def loop_updates(
     engine: Engine,
-    each: Each,
-    found: Tree | None,
+    update: OneUpdate,
+    results: Tree | None,
     length: int,
     *,
     begin: Begin | None = None,
     unreached: float = 0,
 ) -> Callable:
-    """Return the program (state, given, data, rows, counts, span) -> (state, results of each
-    update).
+    """Return the program (state, given, data, rows, counts, span) -> (state, results of updates).
 
     Args:
-        each: one update, (state, given, data, rows, count) -> (state, results).
-        found: shapes and dtypes of an update's results; None for a program of one update, without a
-            loop.
+        update: (state, given, data, rows, count) -> (state, results).
+        results: shapes and dtypes of an update's results; None for a program of one update, without
+            a loop.
         length: the number of updates in a table, and the most that are run.
         begin: (state, begins) -> the state from which an update starts; None: unchanged.
         unreached: the value of the results of updates that were not reached.
     """
 
     def program(
-        state: State, given: Tree, data: Tree, rows: Tensor, counts: Tensor, which: Tensor
+        state: State,
+        given: Tree,
+        data: Tree,
+        rows: Tensor,
+        counts: Tensor,
+        span: Tensor,
     ) -> tuple:
+        first, num, begins = span[0], span[1], span[2]
+
         def one(i: Tensor, state: State) -> tuple[State, Tree]:
-            own = engine.ops.gather((rows, counts), which[0] + i)
+            row_numbers, count = engine.ops.gather((rows, counts), first + i)
             # Not before the loop: there each choice would be a kernel, here the compiler fuses it
             # into another.
-            state = state if begin is None else begin(state, ops.where(i == 0, which[2], GOES_ON))
-            return each(state, given, data, *own)
+            if begin is not None:
+                state = begin(state, ops.where(i == 0, begins, GOES_ON))
+            return update(state, given, data, row_numbers, count)
 
-        state = state._replace(
-            stopped=ops.where(which[2] > GOES_ON, ops.zeros_like(state.stopped), state.stopped)
-        )
-        if found is None:
-            state, alone = one(ops.zeros((), "int32"), state)
-            return state, keras.tree.map_structure(lambda leaf: leaf[None], alone)
+        stopped = ops.where(begins > GOES_ON, ops.zeros_like(state.stopped), state.stopped)
+        state = state._replace(stopped=stopped)
+        if results is None:
+            state, result = one(ops.zeros((), "int32"), state)
+            return state, keras.tree.map_structure(lambda leaf: leaf[None], result)
         empty = keras.tree.map_structure(
-            lambda leaf: ops.full((length, *leaf.shape), unreached, leaf.dtype), found
+            lambda leaf: ops.full((length, *leaf.shape), unreached, leaf.dtype), results
         )
-        return engine.ops.repeat(one, which[1], state, empty)
+        return engine.ops.repeat(one, num, state, empty)
 
     return program
 
 
 def compiled(
-    engine: Engine, program: Callable, arguments: tuple, table: tuple[int, int], **how: bool
+    engine: Engine,
+    program: Callable,
+    arguments: tuple,
+    table: tuple[int, int],
+    **how: bool,
 ) -> Compiled:
-    """Return a program of `several`, compiled for (state, given, data) and a table of this shape,
-    (updates, rows).
+    """Return a program of `loop_updates`, compiled.
+
+    Args:
+        arguments: (state, given, data).
+        table: the shape of the table of rows, (updates, rows).
     """
-    rows = engine.devices.place((np.zeros(table, np.int32), np.zeros(table[:1], np.int32), NONE))
-    return engine.programs.compile(program, (*arguments, *rows), **how)
+    rows = np.zeros(table, np.int32)
+    counts = np.zeros(table[:1], np.int32)
+    placed = engine.devices.place((rows, counts, NONE))
+    return engine.programs.compile(program, (*arguments, *placed), **how)
 
 
-def begun(state: State, begins: Tensor, *, sums: tuple, metrics: list[np.ndarray]) -> State:
-    """Return the state with these sums if an epoch begins, and also with these metrics for an
-    update that is `ALONE`.
+def with_epoch_start(
+    state: State,
+    begins: Tensor,
+    *,
+    sums: tuple,
+    metrics: list[np.ndarray],
+) -> State:
+    """Return the state with these sums if an epoch begins; with these metrics if it is `ALONE`.
 
     At an epoch's begin, the caller has reset Keras' metrics, which may keep a part; this function
     cannot know it.
     """
 
-    def or_empty(value: Tensor, empty: np.ndarray, where: Tensor | bool) -> Tensor:
-        return ops.where(where, ops.cast(empty, value.dtype), value)
+    def replaced(
+        values: Iterable[Tensor],
+        empty: Iterable[np.ndarray],
+        where: Any,
+    ) -> list[Tensor]:
+        pairs = zip(values, empty, strict=True)
+        return [ops.where(where, ops.cast(e, value.dtype), value) for value, e in pairs]
 
-    pairs = zip(state.metrics, metrics, strict=True)
     return state._replace(
-        sums=tuple(
-            or_empty(value, empty, begins > GOES_ON)
-            for value, empty in zip(state.sums, sums, strict=True)
-        ),
-        metrics=[or_empty(value, empty, begins == ALONE) for value, empty in pairs],
+        sums=tuple(replaced(state.sums, sums, begins > GOES_ON)),
+        metrics=replaced(state.metrics, metrics, begins == ALONE),
     )

@@ -1,8 +1,4 @@
-"""The sums of the microbatches of an update, and of an epoch: the reported loss is the minimised
-one.
-
-No mean of means is taken.
-"""
+"""The sums of the microbatches of an update, and of an epoch. No mean of means is taken."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -14,7 +10,15 @@ from keras import ops
 from wholestep import slices
 from wholestep.cut import Cut
 from wholestep.engines import Engine
-from wholestep.model import NOTHING_KNOWN, Forward, Outcome, TraceFacts, loss_trackers, own_results
+from wholestep.errors import SpecificationError, message
+from wholestep.model import (
+    NOTHING_KNOWN,
+    Forward,
+    MicrobatchSums,
+    TraceFacts,
+    loss_trackers,
+    own_results,
+)
 from wholestep.slices import Gradient, LookupSize, Part, Slices
 from wholestep.state import Values
 from wholestep.tree import Tensor, Tree
@@ -38,8 +42,12 @@ class Sums(NamedTuple):
 
 
 class After(NamedTuple):
-    """The changes of variables, alike on every replica: of the moved buffers, and the assigned
-    parameters.
+    """Changes that are alike on every replica.
+
+    Args:
+        buffers: by moved buffer: the sum of its changes, or the value of one that is not floating;
+            of an update in one microbatch: all buffers.
+        assigned: the values of the assigned parameters.
     """
 
     buffers: list[Tensor]
@@ -54,24 +62,64 @@ class Folded(NamedTuple, Generic[Added, Carried, Alike]):
     alike: Alike
 
 
+class SumInputs(NamedTuple):
+    """The arguments of the sums of an update, the same for every microbatch and replica.
+
+    `places` and `weights` are known after the weights of the full batch, see `Forward.sums` and
+    `EpochSums.loss`.
+    """
+
+    values: Values
+    scale: Tensor
+    rows: Tensor
+    num_rows: Tensor
+    places: Sequence[Tensor] = ()
+    weights: dict[str, Tensor] | None = None
+
+    def with_params(self, params: list[Tensor]) -> "SumInputs":
+        """Return the inputs with other values of the parameters."""
+        return self._replace(values=self.values._replace(params=params))
+
+
 Totals = Folded[Sums, list[Tensor], After]  # carried: the metrics
 Weights = Folded[tuple[()], dict[str, Tensor], tuple[()]]  # carried: the weight of every mean
 
 
 def pieces_of(cut: Cut, rows: Tensor) -> Iterator[tuple[Piece, int]]:
     """Yield the microbatches of each section, stacked, and their number."""
-    start = done = 0
+    start = 0
+    number = 0
     for num, size in cut.sections:
         firsts = np.arange(start, start + num * size, size, dtype=np.int32)
-        numbers = np.arange(done, done + num, dtype=np.int32)
-        places = ops.convert_to_tensor(firsts), ops.convert_to_tensor(numbers)
-        yield (ops.reshape(rows[start : start + num * size], (num, size)), *places), num
-        start = start + num * size
-        done = done + num
+        numbers = np.arange(number, number + num, dtype=np.int32)
+        stacked = ops.reshape(rows[start : start + num * size], (num, size))
+        yield (stacked, ops.convert_to_tensor(firsts), ops.convert_to_tensor(numbers)), num
+        start += num * size
+        number += num
 
 
-def nothing(
-    facts: TraceFacts, values: Values, lookups: LookupSizes, num_parts: int, num_rows: Tensor
+def num_shares(engine: Engine, cut: Cut) -> int:
+    """Return the number of replicas that fold their rows of each microbatch."""
+    return engine.devices.num_replicas if cut.split else 1
+
+
+def part_of(engine: Engine, cut: Cut, piece: Piece) -> Part | None:
+    """Return a replica's part of the batch in a microbatch; None if it has no row of it."""
+    rows, first, number = piece
+    local_rows, start = engine.replicas.part(rows)
+    if not local_rows.shape[0]:
+        return None
+    num = num_shares(engine, cut)
+    share = start // -(-rows.shape[0] // num)
+    return Part(first + start, number * num + share)
+
+
+def zero_totals(
+    facts: TraceFacts,
+    values: Values,
+    lookups: LookupSizes,
+    num_parts: int,
+    num_rows: Tensor,
 ) -> Totals:
     """Return the totals of no microbatch, for an update of `num_rows` rows.
 
@@ -87,94 +135,153 @@ def nothing(
         else:
             grads.append(ops.zeros(param.shape, dtype))
     zero = ops.zeros((), keras.config.floatx())
-    after = After(
-        [ops.zeros_like(buffers[i]) for i in facts.moved],
-        [ops.zeros_like(params[i]) for i in facts.assigned],
-    )
-    return Folded(Sums(grads, dict.fromkeys(facts.terms, (zero, zero)), zero), metrics, after)
+    sums = Sums(grads, dict.fromkeys(facts.terms, (zero, zero)), zero)
+    moves = [ops.zeros_like(buffers[i]) for i in facts.moved]
+    assigned = [ops.zeros_like(params[i]) for i in facts.assigned]
+    return Folded(sums, metrics, After(moves, assigned))
 
 
-def no_weights(facts: TraceFacts) -> Weights:
+def zero_weights(facts: TraceFacts) -> Weights:
     """Return the weights of no microbatch."""
-    return Folded(
-        (),
-        {
-            k: ops.zeros((), keras.config.floatx())
-            for k, fact in facts.terms.items()
-            if fact.is_mean
-        },
-        (),
-    )
+    means = [k for k, fact in facts.terms.items() if fact.is_mean]
+    zero = ops.zeros((), keras.config.floatx())
+    return Folded((), dict.fromkeys(means, zero), ())
+
+
+def add_weights(total: Weights, outcome: MicrobatchSums) -> Weights:
+    """Return the weights after one microbatch."""
+    weights = {}
+    for k, before in total.carried.items():
+        _, weight = outcome.sums[k]
+        weights[k] = plus(before, weight)
+    return total._replace(carried=weights)
+
+
+def lookup_sizes(
+    cut: Cut,
+    paths: list[str],
+    num_few: int,
+    few: list[Gradient],
+    full: list[Gradient],
+) -> LookupSizes:
+    """Return the sizes of lookups, by the gradients of `num_few` rows and of the full batch.
+
+    Raises:
+        SpecificationError: replicas would add up lookups whose number depends on values.
+    """
+    sizes = {}
+    for i, (path, part, whole) in enumerate(zip(paths, few, full, strict=True)):
+        if not isinstance(part, Slices) or not isinstance(whole, Slices):
+            continue
+        reads = [values.shape[0] for values in part.values]
+        all_reads = [values.shape[0] for values in whole.values]
+        if len(reads) != len(all_reads):
+            # Each row is looked up by itself, in a loop of Python: all count as one lookup.
+            reads, all_reads = [_total(reads)], [_total(all_reads)]
+        pairs = zip(reads, all_reads, strict=True)
+        sizes[i] = [LookupSize.of(path, (num_few, a), (cut.places, b)) for a, b in pairs]
+        if cut.split and LookupSize(None) in sizes[i]:
+            must = (
+                f"On several replicas, the number of rows that are looked up in {path!r} must be "
+                "known."
+            )
+            attempt = "dense_gradients=True, or one device."
+            raise SpecificationError(message(must, "a number that depends on values", attempt))
+    return sizes
+
+
+def _total(reads: list[int | None]) -> int | None:
+    known = [num for num in reads if num is not None]
+    return sum(known) if len(known) == len(reads) else None
 
 
 def add_gradients(
-    total: list[Gradient], new: list[Gradient], lookups: LookupSizes, part: Part | None
+    total: list[Gradient],
+    new: list[Gradient],
+    lookups: LookupSizes,
+    part: Part | None,
 ) -> list[Gradient]:
     """Return the sums of gradients after one part of the batch; None for a part without rows."""
     added: list[Gradient] = []
     for i, (old, grad) in enumerate(zip(total, new, strict=True)):
-        if isinstance(old, Slices):
-            assert isinstance(grad, Slices), (
-                "the shapes that were asked for are those of the gradient"
-            )
-            added.append(old if part is None else slices.add(lookups[i], old, grad, part))
-        else:
+        if not isinstance(old, Slices):
             added.append(old + ops.cast(grad, old.dtype))
+        elif part is None:
+            added.append(old)
+        else:
+            assert isinstance(grad, Slices), "the shapes asked for are those of the gradient"
+            added.append(slices.add(lookups[i], old, grad, part))
     return added
 
 
 def merge_lookups(total: list[Gradient], lookups: LookupSizes) -> list[Gradient]:
     """Return the gradients of a batch whose parts are all added."""
-    gradients: list[Gradient] = []
+    merged = list(total)
     for i, gradient in enumerate(total):
-        if i in lookups and isinstance(gradient, Slices):
-            gradient = slices.merge(lookups[i], gradient)
-        gradients.append(gradient)
-    return gradients
+        if isinstance(gradient, Slices) and i in lookups:
+            merged[i] = slices.merge(lookups[i], gradient)
+    return merged
 
 
 def add(
     floats: dict[int, bool],
     total: Totals,
     grads: list[Gradient],
-    outcome: Outcome,
+    outcome: MicrobatchSums,
     buffers: list[Tensor],
     share: Tensor,
 ) -> Totals:
     """Return the totals after one microbatch, whose rows are this share of the update's.
+
+    Every microbatch starts from the same buffers. Moving statistics change by the row-weighted mean
+    over microbatches; other buffers have the value after the last one.
 
     Args:
         grads: the sums of gradients after it.
         floats: the places of the moved buffers, each with whether it is floating. Others, such as
             frozen weights, have no total: it would be another copy of them.
     """
-    sums = total.sums
-    after = total.alike
-    terms = {
-        k: (plus(sums.terms[k][0], v), plus(sums.terms[k][1], w))
-        for k, (v, w) in outcome.sums.items()
-    }
-    moves = _buffer_moves(floats, after.buffers, outcome.buffers, buffers, share)
-    pairs = zip(after.assigned, outcome.assigned, strict=True)
+    terms = {}
+    for k, (value, weight) in outcome.sums.items():
+        old_value, old_weight = total.sums.terms[k]
+        terms[k] = plus(old_value, value), plus(old_weight, weight)
+    sums = Sums(grads, terms, total.sums.extra + outcome.extra)
+    moves = []
+    for move, (i, is_float) in zip(total.alike.buffers, floats.items(), strict=True):
+        after = outcome.buffers[i]
+        if is_float:
+            after = move + ops.cast(share, move.dtype) * (after - buffers[i])
+        moves.append(after)
+    pairs = zip(total.alike.assigned, outcome.assigned, strict=True)
     assigned = [old + ops.cast(share, old.dtype) * new for old, new in pairs]
-    return Folded(
-        Sums(grads, terms, sums.extra + outcome.extra), outcome.metrics, After(moves, assigned)
-    )
+    return Folded(sums, outcome.metrics, After(moves, assigned))
+
+
+def moved_buffers(
+    floats: dict[int, bool],
+    before: list[Tensor],
+    moves: list[Tensor],
+) -> list[Tensor]:
+    """Return the buffers after all microbatches, by the totals of `add`."""
+    buffers = list(before)
+    for move, (i, is_float) in zip(moves, floats.items(), strict=True):
+        buffers[i] = before[i] + move if is_float else move
+    return buffers
 
 
 def plus(total: Tensor, value: Tensor) -> Tensor:
-    """Return a total with a value added, in the total's dtype: an objective may compute in a wider
-    one.
-    """
+    """Return their sum in the total's dtype: an objective may compute in a wider one."""
     return total + ops.cast(value, total.dtype)
 
 
 def weights_of_rows(
-    engine: Engine, cut: Cut, size: int, first: Tensor, count: Tensor
+    engine: Engine,
+    cut: Cut,
+    size: int,
+    first: Tensor,
+    count: Tensor,
 ) -> Tensor | None:
-    """Return the weights of the rows that `engine.replicas.batch` returns; None if all weights are
-    1.
-    """
+    """Return the weights of the rows of `engine.replicas.batch`; None if all weights are 1."""
     if not cut.padded:
         return None
     is_real = first + ops.arange(size, dtype="int32") < count
@@ -183,57 +290,26 @@ def weights_of_rows(
 
 def extra_share(cut: Cut, size: int) -> float:
     """Return the factor of the other losses on `size` rows."""
-    is_part = cut.num_microbatches > 1 or cut.split
-    return size / cut.rows if cut.extra == "mean" and is_part else 1.0
-
-
-def _buffer_moves(
-    floats: dict[int, bool],
-    moves: list[Tensor],
-    after: list[Tensor],
-    before: list[Tensor],
-    share: Tensor,
-) -> list[Tensor]:
-    """Return buffer changes: moving statistics by the row-weighted mean over microbatches, others
-    by the last.
-
-    Every microbatch starts from the same buffers.
-    """
-    return [
-        move + ops.cast(share, move.dtype) * (after[i] - before[i])
-        if is_float
-        else _apart(after[i], before[i])
-        for move, (i, is_float) in zip(moves, floats.items(), strict=True)
-    ]
-
-
-def _apart(after: Tensor, before: Tensor) -> Tensor:
-    """Return the change of a buffer; of booleans, whether it changed."""
-    return ops.logical_xor(after, before) if _is_bool(before) else after - before
-
-
-def moved(before: Tensor, move: Tensor) -> Tensor:
-    """Return a buffer with a change applied."""
-    return ops.logical_xor(before, move) if _is_bool(before) else before + move
-
-
-def _is_bool(value: Tensor) -> bool:
-    return keras.backend.standardize_dtype(value.dtype) == "bool"
+    return size / cut.rows if cut.extra == "mean" and cut.has_parts else 1.0
 
 
 def _accumulator(dtype: object) -> str:
-    """Return the dtype in which gradients are summed: float32, or float64 for float64
-    parameters.
-    """
+    """Return the dtype of the sums of gradients: float32, or float64 for float64 parameters."""
     return "float64" if "float64" in str(dtype) else "float32"
 
 
-def row_share(cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor:
+def row_share(
+    cut: Cut,
+    size: int,
+    first: Tensor,
+    count: Tensor,
+) -> Tensor:
     """Return the share of the update's rows that lies in this microbatch."""
     if not cut.padded:
         return ops.full((), size / cut.rows, keras.config.floatx())
-    inside = ops.clip(count - first, 0, size)
-    return ops.cast(inside, keras.config.floatx()) / ops.cast(count, keras.config.floatx())
+    floatx = keras.config.floatx()
+    num_real = ops.clip(count - first, 0, size)
+    return ops.cast(num_real, floatx) / ops.cast(count, floatx)
 
 
 def section(values: Tensor, number: Tensor, cut: Cut) -> Tensor:
@@ -260,74 +336,77 @@ class EpochSums:
         self.terms = forward.facts.terms
 
     def empty(self) -> tuple[np.ndarray, np.ndarray] | tuple[()]:
-        """Return the running sums of an epoch that has not begun; () if the terms are not known
-        yet.
-        """
-        zeros = np.zeros((2, len(self.terms) + 1), keras.config.floatx())
-        return () if self.forward.facts is NOTHING_KNOWN else (zeros, zeros)
+        """Return the sums before the first row of an epoch; () if the terms are not known yet."""
+        if self.forward.facts is NOTHING_KNOWN:
+            return ()
+        shape = 2, len(self.terms) + 1
+        zeros = np.zeros(shape, keras.config.floatx())
+        return zeros, zeros
 
     def fitting(self, engine: Engine, sums: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return these sums; empty ones on the device if their terms differ."""
         empty = self.empty()
-        return (
-            sums
-            if [s.shape for s in sums] == [e.shape for e in empty]
-            else engine.devices.place(empty)
-        )
+        is_fitting = [s.shape for s in sums] == [e.shape for e in empty]
+        return sums if is_fitting else engine.devices.place(empty)
 
     def loss(
-        self, sums: dict[str, Any], once: Tensor, weights: dict[str, Any] | None = None
+        self,
+        sums: dict[str, Any],
+        once: Tensor,
+        weights: dict[str, Any] | None = None,
     ) -> Tensor:
-        """Return sum_k c_k * value_k / weight_k + once; the weights are the sums' own unless
-        given.
-        """
+        """Return sum_k c_k * value_k / weight_k + once, by default by the sums' own weights."""
         loss = once
         for k, (value, weight) in sums.items():
             fact = self.terms[k]
-            if fact.counts:
-                mean = (
-                    value / (weight if weights is None else weights[k]) if fact.is_mean else value
-                )
-                loss = loss + fact.coefficient * mean
+            if not fact.counts:
+                continue
+            if fact.is_mean:
+                value = value / (weight if weights is None else weights[k])
+            loss = loss + fact.coefficient * value
         return loss
 
     def add(
-        self, epoch: tuple[Tensor, Tensor], sums: dict[str, Any], once: Tensor, count: Tensor
+        self,
+        epoch: tuple[Tensor, Tensor],
+        sums: dict[str, Any],
+        once: Tensor,
+        count: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Add an update's sums to the epoch's: means by their weights, the rest by the number of
-        rows.
-        """
+        """Add an update's sums to the epoch's: means by their weights, the rest by the rows."""
         rows = ops.cast(count, keras.config.floatx())
-        pairs = [
-            sums[k] if fact.is_mean else (rows * sums[k][0], rows) for k, fact in self.terms.items()
-        ]
-        pairs.append((rows * once, rows))
-        values = ops.stack([ops.stack(part) for part in zip(*pairs, strict=True)])
-        return accumulate(epoch, ops.cast(values, epoch[0].dtype))
+        pairs = []
+        for k, fact in self.terms.items():
+            value, weight = sums[k]
+            pairs.append((value, weight) if fact.is_mean else (rows * value, rows))
+        values, weights = zip(*pairs, (rows * once, rows), strict=True)
+        update = ops.stack([ops.stack(values), ops.stack(weights)])
+        return accumulate(epoch, ops.cast(update, epoch[0].dtype))
 
     def logs(
-        self, epoch: tuple[Tensor, Tensor], metrics: list[Tensor], captured: Sequence[Tensor] = ()
+        self,
+        epoch: tuple[Tensor, Tensor],
+        metrics: list[Tensor],
+        captured: Sequence[Tensor] = (),
     ) -> dict[str, Tensor]:
-        """Return the numbers of an epoch so far: the loss, the Keras metrics, each named term, and
-        custom results.
-        """
+        """Return an epoch's numbers: the loss, Keras' metrics, named terms and custom results."""
         means = ratio(*epoch)
-        counted = [
-            fact.coefficient * means[i] for i, fact in enumerate(self.terms.values()) if fact.counts
-        ]
-        named = {k: means[i] for i, k in enumerate(self.terms) if k}
-        numbers = (
-            {"loss": sum(counted, means[len(self.terms)])}
-            | self.forward.results(metrics, captured)
-            | named
-        )
-        own = self.forward.own_results(metrics, numbers, captured)
-        return numbers | {OWN + name: value for name, value in own.items()}
+        loss = means[len(self.terms)]
+        named = {}
+        for i, (k, fact) in enumerate(self.terms.items()):
+            if fact.counts:
+                loss = loss + fact.coefficient * means[i]
+            if k:
+                named[k] = means[i]
+        numbers = {"loss": loss} | self.forward.results(metrics, captured) | named
+        custom = self.forward.own_results(metrics, numbers, captured)
+        return numbers | {OWN + name: value for name, value in custom.items()}
 
 
 def accumulate(total: tuple[Tensor, Tensor], value: Tensor) -> tuple[Tensor, Tensor]:
-    """Add `value` to a running total of two floats, exactly (Knuth's two-sum): a count never stops
-    growing at 2^24.
+    """Add `value` to a running total of two floats, exactly (Knuth's two-sum).
+
+    So a count never stops growing at 2^24.
     """
     high, low = total
     new = high + value
@@ -336,21 +415,21 @@ def accumulate(total: tuple[Tensor, Tensor], value: Tensor) -> tuple[Tensor, Ten
 
 
 def ratio(high: Tensor, low: Tensor) -> Tensor:
-    """Return values / weights of running totals of shape (2, ...); 0 where nothing has been weighed
-    yet.
-    """
-    values = high[0] + low[0]
-    weights = high[1] + low[1]
-    return ops.where(
-        weights == 0, ops.zeros_like(weights), values / ops.where(weights == 0, 1.0, weights)
-    )
+    """Return values / weights of running totals of shape (2, ...); 0 where no weight is yet."""
+    total = high + low
+    weights = total[1]
+    is_empty = weights == 0
+    means = total[0] / ops.where(is_empty, 1.0, weights)
+    return ops.where(is_empty, ops.zeros_like(weights), means)
 
 
 def first_logs(
-    forward: Forward, values: Values, batch: Tree, row_weights: Tensor | None
+    forward: Forward,
+    values: Values,
+    batch: Tree,
+    row_weights: Tensor | None,
 ) -> dict[str, Tensor]:
-    """Call all user functions once, in a trace: the objective, the regularisers, the metrics'
-    results.
+    """Call all user functions in a trace: the objective, regularisers, and metrics' results.
 
     Returns:
         The numbers of an epoch, without meaningful values.
@@ -360,15 +439,12 @@ def first_logs(
     if known.has_penalty:
         known.penalty(values.params, values.captured)
     sums = EpochSums(known)
-    return sums.logs(
-        tuple(map(ops.convert_to_tensor, sums.empty())), outcome.metrics, values.captured
-    )
+    empty = tuple(map(ops.convert_to_tensor, sums.empty()))
+    return sums.logs(empty, outcome.metrics, values.captured)
 
 
 def names_of(engine: Engine, forward: Forward) -> list[str]:
-    """Return the names of an epoch's losses and metrics, except names that only the objective
-    gives.
-    """
+    """Return the names of an epoch's losses and metrics, without those of an objective's terms."""
     names = list(loss_trackers(forward.model))
 
     def note(metrics: list[Tensor]) -> dict[str, Tensor]:
@@ -382,14 +458,15 @@ def names_of(engine: Engine, forward: Forward) -> list[str]:
 
 def visible(numbers: dict[str, Tensor | float]) -> dict[str, Tensor | float]:
     """Return the numbers to show to the user: the custom results if there are any, else all."""
-    own = {name.removeprefix(OWN): value for name, value in numbers.items() if name.startswith(OWN)}
-    return own or numbers
+    custom = {}
+    for name, value in numbers.items():
+        if name.startswith(OWN):
+            custom[name.removeprefix(OWN)] = value
+    return custom or numbers
 
 
 def fresh(model: keras.Model, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return an epoch's numbers as `keras.Model.fit` does, once Keras' metrics have their
-    values.
-    """
+    """Return an epoch's numbers as `keras.Model.fit` does, after Keras' metrics are set."""
     logs = visible(numbers)
     # Called again, as in Keras: it may read values outside of the program, such as the learning
     # rate.
@@ -397,10 +474,11 @@ def fresh(model: keras.Model, numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_results(results: dict[str, Any], logs: dict[str, Any]) -> dict[str, Any]:
-    """Return a model's metric results as numbers if they have the names of the logs; else the
-    logs.
-    """
+    """Return metric results as numbers if they have the names of the logs; else the logs."""
     if results.keys() != logs.keys():
         return logs
-    read = {name: np.asarray(value).copy() for name, value in results.items()}
-    return {name: value if value.ndim else float(value) for name, value in read.items()}
+    numbers: dict[str, Any] = {}
+    for name, value in results.items():
+        number = np.asarray(value).copy()
+        numbers[name] = number if number.ndim else float(number)
+    return numbers

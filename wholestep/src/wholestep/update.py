@@ -6,9 +6,10 @@ of several updates.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -19,11 +20,10 @@ from wholestep import tree
 from wholestep.cut import Cut
 from wholestep.embeddings.rows import RowPlan, RowPlanner, explain_lookups, explain_sums
 from wholestep.engines import Engine
-from wholestep.errors import SpecificationError, message
-from wholestep.model import Forward, Outcome
-from wholestep.program import begun, several
+from wholestep.model import Forward, MicrobatchSums
+from wholestep.program import loop_updates, with_epoch_start
 from wholestep.reports.report import APPLIED, NO_LOGS, UPDATE_LOSS, ReportLayout
-from wholestep.slices import Gradient, LookupSize, Part, Slices
+from wholestep.slices import Gradient, Slices
 from wholestep.state import State, Values
 from wholestep.sums import (
     After,
@@ -31,40 +31,46 @@ from wholestep.sums import (
     Folded,
     LookupSizes,
     Piece,
+    SumInputs,
     Sums,
     Totals,
     Weights,
     add,
     add_gradients,
+    add_weights,
     extra_share,
     first_logs,
+    lookup_sizes,
     merge_lookups,
-    moved,
-    no_weights,
-    nothing,
+    moved_buffers,
+    num_shares,
+    part_of,
     pieces_of,
-    plus,
     row_share,
     section,
     weights_of_rows,
+    zero_totals,
+    zero_weights,
 )
 from wholestep.tree import Tensor, Tree
 
 WholeUpdate = Callable[[State, list[Tensor], Tree, Tensor, Tensor], tuple[State, Tensor]]
 Total = TypeVar("Total", bound=Folded[Any, Any, Any])
 Microbatch = Callable[[Tree, "SumInputs", Total, Piece], Total]
-GradientOf = Callable[["SumInputs", Tree, Tensor, Tensor], tuple[list[Gradient], Outcome]]
+Differentiated = tuple[list[Gradient], MicrobatchSums]
+GradientOf = Callable[["SumInputs", Tree, Tensor, Tensor], Differentiated]
 
 
+@dataclass(eq=False)
 class Update(ABC):
     """One update of one model on one engine, and the program of several.
 
     Args:
         forward: the model's variables, and the properties of the traced functions.
-        layout: the layout of an update's report, known once the update is traced.
         optimizer: the optimizer that the update applies; None if a custom step applies its own.
         stops: whether the first non-finite update stops all later ones ("raise"), or is skipped
             ("skip").
+        layout: the layout of an update's report, known once the update is traced.
 
     Attributes:
         suits_xla: whether XLA may compile the program of several updates.
@@ -72,89 +78,88 @@ class Update(ABC):
             values in them.
     """
 
-    suits_xla = True
-    assigns = False
+    engine: Engine
+    forward: Forward
+    optimizer: Optimizer | None
+    _: KW_ONLY
+    stops: bool
+    layout: ReportLayout = NO_LOGS
+    suits_xla: ClassVar[bool] = True
+    assigns: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        engine: Engine,
-        forward: Forward,
-        layout: ReportLayout,
-        optimizer: Optimizer | None,
-        *,
-        stops: bool,
-    ):
-        self.engine = engine
-        self.forward = forward
-        self.layout = layout
-        self.stops = stops
-        self.epoch_sums = EpochSums(forward)
-        self.row_planner = RowPlanner(engine, forward, optimizer)
+    def __post_init__(self) -> None:
+        self.epoch_sums = EpochSums(self.forward)
+        self.row_planner = RowPlanner(self.engine, self.forward, self.optimizer)
 
     @abstractmethod
-    def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> "Update":
-        """Return this update with the properties found by tracing all user functions that it
-        calls.
-        """
+    def learned(
+        self,
+        cut: Cut,
+        state: State,
+        data: Tree,
+        rows: Tensor,
+        count: Tensor,
+    ) -> "Update":
+        """Return this update with the properties that a trace of all user functions finds."""
 
     @abstractmethod
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> WholeUpdate:
-        """Return the function (state, captured, data, rows, count) -> (state, report): one whole
-        update.
-        """
+        """Return one whole update: (state, captured, data, rows, count) -> (state, report)."""
 
     def form_of_gradients(self) -> str:
-        """Return in which form the optimizer gets the gradients of tables, as text; "" where it
-        does not matter.
-        """
+        """Return the form of tables' gradients, as text; "" where it does not matter."""
         return ""
 
     def program(
-        self, whole_update: WholeUpdate, length: int, empty: list[np.ndarray], *, loops: bool
+        self,
+        whole_update: WholeUpdate,
+        length: int,
+        empty: list[np.ndarray],
+        *,
+        loops: bool,
     ) -> Callable[..., Any]:
-        """Return the program (state, captured, data, rows, counts, span) -> (state, reports), see
-        `several`.
+        """Return the program of several updates, see `loop_updates`.
 
         Args:
             empty: the metrics' values before the first row.
         """
-        begin = partial(begun, sums=self.epoch_sums.empty(), metrics=empty)
+        begin = partial(with_epoch_start, sums=self.epoch_sums.empty(), metrics=empty)
         reports = self.layout.empty() if loops else None
-        updates = several(
+        updates = loop_updates(
             self.engine, whole_update, reports, length, begin=begin, unreached=math.nan
         )
         return updates if self.assigns else self.engine.variables.load_and_store(updates)
 
     def _reported(
-        self, state: State, logs: dict[str, Tensor], loss: Tensor, ok: Tensor
+        self,
+        state: State,
+        logs: dict[str, Tensor],
+        loss: Tensor,
+        ok: Tensor,
     ) -> tuple[State, Tensor]:
-        """Return the state, stopped by an update that is not `ok`, and all numbers as one
-        vector.
-        """
-        stopped = (
-            ops.where(ok, state.stopped, ops.ones_like(state.stopped))
-            if self.stops
-            else state.stopped
-        )
-        report = self.layout.pack(with_verdict(logs, loss, ops.cast(ok, keras.config.floatx())))
-        return state._replace(stopped=stopped), report
+        """Return the state, stopped if not `ok`, and all numbers as one vector."""
+        if self.stops:
+            stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped))
+            state = state._replace(stopped=stopped)
+        numbers = with_verdict(logs, loss, ops.cast(ok, keras.config.floatx()))
+        return state, self.layout.pack(numbers)
 
 
-class SumInputs(NamedTuple):
-    """The arguments of the sums of an update, the same for every microbatch and replica.
+class Proposal(NamedTuple):
+    """The result of an update before it is applied.
 
-    `places` and `weights` are known after the weights of the full batch, see `Forward.sums` and
-    `EpochSums.loss`.
+    Args:
+        state: the new state, with the parameters and slots from before.
+        is_good: whether it may be applied.
     """
 
-    values: Values
-    scale: Tensor
-    rows: Tensor
-    num_rows: Tensor
-    places: Sequence[Tensor] = ()
-    weights: dict[str, Tensor] | None = None
+    state: State
+    grads: list[Gradient]
+    loss: Tensor
+    is_good: Tensor
 
 
+@dataclass(eq=False)
 class ObjectiveUpdate(Update):
     """An update by the gradient of an objective, computed in any cut, and the model's optimizer.
 
@@ -163,140 +168,158 @@ class ObjectiveUpdate(Update):
             the engine has these.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        forward: Forward,
-        optimizer: Optimizer | None,
-        layout: ReportLayout = NO_LOGS,
-        *,
-        stops: bool,
-        dense_gradients: bool,
-    ):
-        super().__init__(engine, forward, layout, optimizer, stops=stops)
-        self._optimizer: Optimizer = optimizer
-        self._dense_gradients = dense_gradients
+    _: KW_ONLY
+    dense_gradients: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         # A dynamic loss scale stops non-finite gradients itself.
-        self._guards_gradients = not isinstance(optimizer, LossScaleOptimizer)
-        self._scales = (
-            not self._guards_gradients or getattr(optimizer, "loss_scale_factor", None) is not None
-        )
-        self._sums = engine.programs.traced(forward.sums)
-        # parameters whose gradient is `Slices`, found by a trace
+        self._guards_gradients = not isinstance(self.optimizer, LossScaleOptimizer)
+        has_factor = getattr(self.optimizer, "loss_scale_factor", None) is not None
+        self._scales = has_factor or not self._guards_gradients
+        self._sums = self.engine.programs.traced(self.forward.sums)
+        # paths of the parameters whose gradient is `Slices`, found by a trace
         self._by_lookups: set[str] = set()
 
     def form_of_gradients(self) -> str:
-        """Return in which form the optimizer gets the gradients of tables, as text; "" where it
-        does not matter.
-        """
-        is_summed = self._dense_gradients and self._optimizer is not None
-        summed = explain_sums(self.forward.model, self._optimizer) if is_summed else ""
-        return summed or explain_lookups(self._optimizer, self._by_lookups)
+        """Return the form of tables' gradients, as text; "" where it does not matter."""
+        summed = ""
+        if self.dense_gradients and self.optimizer is not None:
+            summed = explain_sums(self.forward.model, self.optimizer)
+        return summed or explain_lookups(self.optimizer, self._by_lookups)
 
     def learned(
-        self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor
+        self,
+        cut: Cut,
+        state: State,
+        data: Tree,
+        rows: Tensor,
+        count: Tensor,
     ) -> "ObjectiveUpdate":
-        """Return this update with the properties found by tracing all user functions that it calls.
+        """Return this update with the properties that a trace of all user functions finds.
 
         These are the objective and the metrics on a microbatch, the regularisers, and the metrics'
         results.
         """
-        layouts = [self.layout]
-        values = Values(
-            self.engine.variables.params(state),
-            state.buffers,
-            state.metrics,
-            self.forward.captured_in(state),
-        )
+        layout = self.layout
+        captured = self.forward.captured_in(state)
+        params = self.engine.variables.params(state)
+        values = Values(params, state.buffers, state.metrics, captured)
         few = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
 
         def trace(forward: Forward, times: int = 1) -> None:
-            def microbatch(values: Values, data: Tree, rows: Tensor, count: Tensor) -> Tensor:
+            def microbatch(
+                values: Values,
+                data: Tree,
+                rows: Tensor,
+                count: Tensor,
+            ) -> Tensor:
+                nonlocal layout
                 row_weights = weights_of_rows(self.engine, cut, rows.shape[0], count, count)
-                logs = first_logs(
-                    forward, values, self.engine.replicas.batch(data, rows), row_weights
-                )
-                layouts.append(ReportLayout.of(with_verdict(logs, logs["loss"], logs["loss"])))
+                batch = self.engine.replicas.batch(data, rows)
+                logs = first_logs(forward, values, batch, row_weights)
+                layout = ReportLayout.of(with_verdict(logs, logs["loss"], logs["loss"]))
                 return logs["loss"]
 
-            self.engine.programs.shapes(
-                microbatch, values, data, ops.concatenate(times * [few]), count
-            )
+            rows = ops.concatenate(times * [few])
+            self.engine.programs.shapes(microbatch, values, data, rows, count)
 
         forward = self.forward.learned(trace, partial(trace, times=2))
-        if layouts[-1] == self.layout and forward.knows_as(self.forward):
+        if layout == self.layout and forward.knows_as(self.forward):
             return self
-        how = {"stops": self.stops, "dense_gradients": self._dense_gradients}
-        return ObjectiveUpdate(self.engine, forward, self._optimizer, layouts[-1], **how)
+        return replace(self, forward=forward, layout=layout)
 
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> WholeUpdate:
-        """Return the function (state, captured, data, rows, count) -> (state, report): one whole
-        update.
-        """
+        """Return one whole update: (state, captured, data, rows, count) -> (state, report)."""
         engine = self.engine
-        forward = self.forward
+        facts = self.forward.facts
         look_up = self.row_planner.look_up(cut, row_plan)
-        gradient, microbatch = self._gradient(cut, row_plan)
-        apart = {table.param for table in row_plan.tables}
-        found: list[LookupSizes] = []  # by the first call: an eager update is called again
-
-        def weigh(data: Tree, inputs: SumInputs, total: Weights, piece: Piece) -> Weights:
-            batch, row_weights, first = self._microbatch(cut, data, inputs, *piece[:2])
-            sums = self._sums(inputs.values, batch, row_weights, (), first).sums
-            return total._replace(
-                carried={k: plus(weight, sums[k][1]) for k, weight in total.carried.items()}
-            )
+        weigh, gradient, add_microbatch = self._microbatch(cut, row_plan)
+        sizes: LookupSizes | None = None  # by the first call: an eager update is called again
 
         def whole_update(
-            state: State, captured: list[Tensor], data: Tree, rows: Tensor, count: Tensor
+            state: State,
+            captured: list[Tensor],
+            data: Tree,
+            rows: Tensor,
+            count: Tensor,
         ) -> tuple[State, Tensor]:
-            captured = forward.captured_in(state._replace(captured=captured))
-            params = engine.variables.params(state, apart)
-            scale = self._loss_scale(state)
-            inputs = SumInputs(
-                Values(params, state.buffers, state.metrics, captured), scale, rows, count
-            )
-            weights = None  # one microbatch weighs itself
-            if cut.num_microbatches > 1 or cut.split:
-                # They depend on the batch alone, so the compiler drops the forward pass.
-                weights = self._fold(
-                    cut, weigh, no_weights(forward.facts), data, inputs, syncs=False
-                ).carried
-            scratch, touched, places = row_plan.deduplicate(
-                state.scratch, look_up(inputs.values, data, rows)
-            )
-            params = self.row_planner.with_rows(params, touched)
-            inputs = inputs._replace(
-                values=inputs.values._replace(params=params), places=places, weights=weights
-            )
-            if not found:
-                found.append(self._lookup_sizes(cut, gradient, data, inputs))
-            num_parts = cut.num_microbatches * self._num_shares(cut)
-            begin = nothing(forward.facts, inputs.values, found[0], num_parts, count)
-            total = self._fold(cut, partial(microbatch, found[0]), begin, data, inputs, syncs=True)
-            buffers = self._buffers(cut, state.buffers, total.alike.buffers)
-            grads = merge_lookups(total.sums.grads, found[0])
-            grads, penalty = self._regularise(params, grads, scale, captured)
-            paths = [variable.path for variable in forward.variables.params]
-            self._by_lookups.update(
-                paths[i] for i, grad in enumerate(grads) if isinstance(grad, Slices)
-            )
-            loss = self.epoch_sums.loss(total.sums.terms, total.sums.extra + penalty)
-            ok = self._is_good(state, loss, grads, buffers)
-            sums = self.epoch_sums.add(
-                state.sums, total.sums.terms, total.sums.extra + penalty, count
-            )
+            nonlocal sizes
+            inputs = self._inputs(state._replace(captured=captured), row_plan, rows, count)
+            if cut.has_parts:  # else the only part weighs itself
+                # Weights depend on the batch alone, so the compiler drops the forward pass.
+                weights = self._fold(cut, weigh, zero_weights(facts), data, inputs, syncs=False)
+                inputs = inputs._replace(weights=weights.carried)
+
+            ids = look_up(inputs.values, data, rows)
+            scratch, touched, places = row_plan.deduplicate(state.scratch, ids)
+            params = self.row_planner.with_rows(inputs.values.params, touched)
+            inputs = inputs.with_params(params)._replace(places=places)
+
+            if sizes is None:
+                sizes = self._lookup_sizes(cut, gradient, data, inputs)
+            num_parts = cut.num_microbatches * num_shares(engine, cut)
+            begin = zero_totals(facts, inputs.values, sizes, num_parts, count)
+            step = partial(add_microbatch, sizes)
+            total = self._fold(cut, step, begin, data, inputs, syncs=True)
+
             state = state._replace(scratch=scratch)
-            new = state._replace(buffers=buffers, metrics=total.carried, sums=sums)
-            assigned = dict(zip(forward.facts.assigned, total.alike.assigned, strict=True))
-            state = engine.optimizer.apply(
-                state, new, grads, ok, assigned, touched, row_plan.optimizer
-            )
-            logs = self.epoch_sums.logs(state.sums, state.metrics, captured)
-            state = state._replace(metrics=forward.tracking(state.metrics, logs))
+            new, grads, loss, ok = self._proposal(cut, state, inputs, total, sizes)
+            assigned = dict(zip(facts.assigned, total.alike.assigned, strict=True))
+            twin = row_plan.optimizer
+            state = engine.optimizer.apply(state, new, grads, ok, assigned, touched, twin)
+
+            logs = self.epoch_sums.logs(state.sums, state.metrics, inputs.values.captured)
+            state = state._replace(metrics=self.forward.tracking(state.metrics, logs))
             return self._reported(state, logs, loss, ok)
 
         return engine.programs.traced(whole_update)
+
+    # ---- before the folds ----
+
+    def _inputs(
+        self,
+        state: State,
+        row_plan: RowPlan,
+        rows: Tensor,
+        count: Tensor,
+    ) -> SumInputs:
+        captured = self.forward.captured_in(state)
+        params = self.engine.variables.params(state, {table.param for table in row_plan.tables})
+        values = Values(params, state.buffers, state.metrics, captured)
+        return SumInputs(values, self._loss_scale(state), rows, count)
+
+    def _loss_scale(self, state: State) -> Tensor:
+        """Return the optimizer's factor of the loss; its slots may stay in their variables."""
+        one = ops.ones((), "float32")
+        if self.optimizer is None or not self._scales:
+            return one
+        slots = zip(self.forward.variables.slots, state.slots, strict=False)
+        with keras.StatelessScope(list(slots)):
+            return self.optimizer.scale_loss(one)
+
+    def _lookup_sizes(
+        self,
+        cut: Cut,
+        gradient: GradientOf,
+        data: Tree,
+        inputs: SumInputs,
+    ) -> LookupSizes:
+        """Return the sizes of the lookups to add up; empty where one part has all lookups."""
+        if not cut.has_parts or self.dense_gradients or not self.engine.ops.has_slices:
+            return {}
+
+        def gradients(num_rows: int) -> list[Gradient]:
+            rows = inputs.rows[:num_rows]
+            first = ops.zeros((), "int32")
+            return self.engine.programs.shapes(gradient, inputs, data, rows, first)[0]
+
+        num_few = max(1, cut.sections[0][1] // num_shares(self.engine, cut))
+        few = gradients(num_few)
+        if not any(isinstance(grad, Slices) for grad in few):
+            return {}
+        paths = [variable.path for variable in self.forward.variables.params]
+        return lookup_sizes(cut, paths, num_few, few, gradients(cut.places))
 
     # ---- the two folds of whole_update, over microbatches and replicas ----
 
@@ -317,11 +340,14 @@ class ObjectiveUpdate(Update):
             begin: the totals of no microbatch.
         """
 
-        def of_replica(data: Tree, carried: Tree, given: tuple[SumInputs, Total]) -> Total:
-            inputs = given[0]
-            total = given[1]._replace(carried=carried)
-            params = self.engine.variables.replica_params(inputs.values.params)
-            inputs = inputs._replace(values=inputs.values._replace(params=params))
+        def of_replica(
+            data: Tree,
+            carried: Tree,
+            given: tuple[SumInputs, Total],
+        ) -> Total:
+            inputs, total = given
+            total = total._replace(carried=carried)
+            inputs = inputs.with_params(self.engine.variables.replica_params(inputs.values.params))
             for pieces, num in pieces_of(cut, inputs.rows):
                 total = self.engine.ops.fold(partial(microbatch, data, inputs), total, pieces, num)
             return total
@@ -329,182 +355,148 @@ class ObjectiveUpdate(Update):
         given = inputs, begin._replace(carried=())
         if not cut.split:  # arrays are global, so every sum is a total
             return of_replica(data, begin.carried, given)
-        return type(begin)(
-            *self.engine.replicas.total(of_replica, data, begin.carried, given, syncs=syncs)
-        )
-
-    def _loss_scale(self, state: State) -> Tensor:
-        """Return the factor by which the optimizer scales the loss; its slots may stay in their
-        variables.
-        """
-        one = ops.ones((), "float32")
-        slots = zip(self.forward.variables.slots, state.slots, strict=False)
-        with keras.StatelessScope(list(slots)):
-            return self._optimizer.scale_loss(one) if self._scales else one
-
-    def _sums_with(self, row_plan: RowPlan) -> Callable[..., Outcome]:
-        """Return `Forward.sums` in the form of which the gradient is taken."""
-        own = (
-            partial(self.forward.sums, lookups=row_plan.lookups)
-            if row_plan.tables
-            else self.forward.sums
-        )
-        # The gradient repeats random draws in the calling function, which knows the place of the
-        # first row.
-        if self.forward.facts.draws:
-            return own
-        return self.engine.programs.inlined(
-            self.engine.programs.traced(own) if row_plan.tables else self._sums
-        )
+        total = self.engine.replicas.total(of_replica, data, begin.carried, given, syncs=syncs)
+        return type(begin)(*total)
 
     def _microbatch(
-        self, cut: Cut, data: Tree, inputs: SumInputs, rows: Tensor, first: Tensor
-    ) -> tuple[Tree, Tensor | None, Tensor]:
-        """Return the rows of a microbatch, or a replica's part of them; their weights; the first
-        row's place.
-        """
-        row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.num_rows)
-        return (
-            self.engine.replicas.batch(data, rows),
-            row_weights,
-            first + self.engine.replicas.part(rows)[1],
-        )
+        self,
+        cut: Cut,
+        row_plan: RowPlan,
+    ) -> tuple[Microbatch[Weights], GradientOf, Callable[..., Totals]]:
+        """Return the functions of a microbatch: weights, gradient, and the totals after it."""
+        sums_of = self._sums_with(row_plan)
 
-    def _gradient(self, cut: Cut, row_plan: RowPlan) -> tuple[GradientOf, Callable[..., Totals]]:
-        """Return the function of a microbatch's gradient and sums, and the one that adds them to
-        the totals.
-        """
-        sums = self._sums_with(row_plan)
+        def weigh(
+            data: Tree,
+            inputs: SumInputs,
+            total: Weights,
+            piece: Piece,
+        ) -> Weights:
+            batch, row_weights, first = self._part(cut, inputs, data, *piece[:2])
+            outcome = self._sums(inputs.values, batch, row_weights, (), first)
+            return add_weights(total, outcome)
 
         def gradient(
-            inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor
-        ) -> tuple[list[Gradient], Outcome]:
-            batch, row_weights, own_first = self._microbatch(cut, data, inputs, rows, first)
+            inputs: SumInputs,
+            data: Tree,
+            rows: Tensor,
+            first: Tensor,
+        ) -> Differentiated:
+            batch, row_weights, first = self._part(cut, inputs, data, rows, first)
             num_rows = tree.num_rows(batch)
 
-            def share(params: list[Tensor]) -> tuple[Tensor, Outcome]:
-                outcome = sums(
-                    inputs.values._replace(params=params),
-                    batch,
-                    row_weights,
-                    inputs.places,
-                    own_first,
-                )
-                extra = (
-                    outcome.extra * extra_share(cut, num_rows)
-                    if num_rows
-                    else ops.zeros_like(outcome.extra)
-                )
+            def scaled_loss(params: list[Tensor]) -> tuple[Tensor, MicrobatchSums]:
+                values = inputs.values._replace(params=params)
+                outcome = sums_of(values, batch, row_weights, inputs.places, first)
+                extra = outcome.extra * extra_share(cut, num_rows)
+                if not num_rows:
+                    extra = ops.zeros_like(extra)
                 loss = self.epoch_sums.loss(outcome.sums, extra, inputs.weights)
                 return loss * ops.cast(inputs.scale, extra.dtype), outcome._replace(extra=extra)
 
-            with self.forward.backwards(num_rows, own_first):
-                slices = not self._dense_gradients
-                return self.engine.ops.differentiate(share, inputs.values.params, slices=slices)
+            slices = not self.dense_gradients
+            with self.forward.backwards(num_rows, first):
+                return self.engine.ops.differentiate(
+                    scaled_loss, inputs.values.params, slices=slices
+                )
 
         traced = self.engine.programs.traced(gradient)
-        is_whole = cut.num_microbatches == 1
-        floats = {i: self.forward.variables.floats[i] for i in self.forward.facts.moved}
 
-        def microbatch(
-            lookups: LookupSizes, data: Tree, inputs: SumInputs, total: Totals, piece: Piece
+        def add_microbatch(
+            sizes: LookupSizes,
+            data: Tree,
+            inputs: SumInputs,
+            total: Totals,
+            piece: Piece,
         ) -> Totals:
             rows, first, number = piece
-            values = inputs.values
+            values = inputs.values._replace(metrics=total.carried)
             places = [section(p, number, cut) for p in inputs.places]
-            own = inputs._replace(values=values._replace(metrics=total.carried), places=places)
-            grads, outcome = traced(own, data, rows, first)
-            if lookups or not is_whole:
-                part = self._part(cut, rows, first, number)
-                grads = add_gradients(total.sums.grads, grads, lookups, part)
-            if is_whole:
-                after = After(outcome.buffers, outcome.assigned)
-                return Folded(Sums(grads, outcome.sums, outcome.extra), outcome.metrics, after)
-            share = row_share(cut, rows.shape[0], first, inputs.num_rows)
-            return add(floats, total, grads, outcome, values.buffers, share)
+            local = inputs._replace(values=values, places=places)
+            return self._added(cut, sizes, inputs, total, piece, traced(local, data, rows, first))
 
-        return traced, microbatch
+        return weigh, traced, add_microbatch
 
-    def _part(self, cut: Cut, rows: Tensor, first: Tensor, number: Tensor) -> Part | None:
-        """Return which part of the batch a replica has of a microbatch; None if it has no row of
-        it.
-        """
-        own_rows, start = self.engine.replicas.part(rows)
-        if not own_rows.shape[0]:
-            return None
-        num_shares = self._num_shares(cut)
-        share = start // -(-rows.shape[0] // num_shares)
-        return Part(first + start, number * num_shares + share)
+    def _sums_with(self, row_plan: RowPlan) -> Callable[..., MicrobatchSums]:
+        """Return `Forward.sums` in the form of which the gradient is taken."""
+        sums, traced = self.forward.sums, self._sums
+        if row_plan.tables:
+            sums = partial(sums, lookups=row_plan.lookups)
+            traced = self.engine.programs.traced(sums)
+        # The gradient repeats random draws in the calling function, which knows the place of the
+        # first row.
+        return sums if self.forward.facts.draws else self.engine.programs.inlined(traced)
 
-    def _num_shares(self, cut: Cut) -> int:
-        """Return the number of replicas that fold their rows of each microbatch."""
-        return self.engine.devices.num_replicas if cut.split else 1
+    def _part(
+        self,
+        cut: Cut,
+        inputs: SumInputs,
+        data: Tree,
+        rows: Tensor,
+        first: Tensor,
+    ) -> tuple[Tree, Tensor | None, Tensor]:
+        """Return a replica's rows of a microbatch, their weights, and the first row's place."""
+        row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.num_rows)
+        batch = self.engine.replicas.batch(data, rows)
+        return batch, row_weights, first + self.engine.replicas.part(rows)[1]
 
-    def _lookup_sizes(
-        self, cut: Cut, gradient: GradientOf, data: Tree, inputs: SumInputs
-    ) -> LookupSizes:
-        """Return the sizes of lookups that are added up; empty where one microbatch has the
-        gradient of the update.
-        """
-        is_cut = cut.num_microbatches > 1 or cut.split
-        if not is_cut or self._dense_gradients or not self.engine.ops.has_slices:
-            return {}
-
-        def lookups(num_rows: int) -> dict[int, list[int | None]]:
-            first = ops.zeros((), "int32")
-            grads, _ = self.engine.programs.shapes(
-                gradient, inputs, data, inputs.rows[:num_rows], first
-            )
-            return {
-                i: [v.shape[0] for v in grad.values]
-                for i, grad in enumerate(grads)
-                if isinstance(grad, Slices)
-            }
-
-        num_few = max(1, cut.sections[0][1] // self._num_shares(cut))
-        few = lookups(num_few)
-        full = lookups(cut.places) if few else {}
-        sizes = {}
-        for i, reads in few.items():
-            path = self.forward.variables.params[i].path
-            are_alike = len(reads) == len(full[i])
-            # Else each row is looked up by itself, in a loop of Python: all count as one lookup.
-            pairs = (
-                zip(reads, full[i], strict=True)
-                if are_alike
-                else [(_total(reads), _total(full[i]))]
-            )
-            sizes[i] = [
-                LookupSize.of(path, (num_few, part), (cut.places, all_)) for part, all_ in pairs
-            ]
-            if cut.split and LookupSize(None) in sizes[i]:
-                must = (
-                    f"On several replicas, the number of rows that are looked up in {path!r} "
-                    "must be known."
-                )
-                attempt = "dense_gradients=True, or one device."
-                raise SpecificationError(message(must, "a number that depends on values", attempt))
-        return sizes
-
-    # ---- the rest of whole_update, once for the full batch ----
-
-    def _buffers(self, cut: Cut, before: list[Tensor], found: list[Tensor]) -> list[Tensor]:
-        """Return the buffers after an update: as one microbatch has found them, or moved by the
-        changes of several.
-        """
+    def _added(
+        self,
+        cut: Cut,
+        sizes: LookupSizes,
+        inputs: SumInputs,
+        total: Totals,
+        piece: Piece,
+        differentiated: Differentiated,
+    ) -> Totals:
+        """Return the totals after a microbatch with these gradients and sums."""
+        grads, outcome = differentiated
+        rows, first, _ = piece
+        if sizes or cut.num_microbatches > 1:
+            grads = add_gradients(total.sums.grads, grads, sizes, part_of(self.engine, cut, piece))
         if cut.num_microbatches == 1:
-            return found
-        buffers = list(before)
-        for i, move in zip(self.forward.facts.moved, found, strict=True):
-            buffers[i] = moved(buffers[i], move)
-        return buffers
+            after = After(outcome.buffers, outcome.assigned)
+            return Folded(Sums(grads, outcome.sums, outcome.extra), outcome.metrics, after)
+        share = row_share(cut, rows.shape[0], first, inputs.num_rows)
+        floats = self.forward.moved_floats
+        return add(floats, total, grads, outcome, inputs.values.buffers, share)
+
+    # ---- after the folds, once for the full batch ----
+
+    def _proposal(
+        self,
+        cut: Cut,
+        state: State,
+        inputs: SumInputs,
+        total: Totals,
+        sizes: LookupSizes,
+    ) -> Proposal:
+        """Regularise once, divide once, and guard."""
+        sums, metrics, after = total
+        params, _, _, captured = inputs.values
+        grads = merge_lookups(sums.grads, sizes)
+        grads, penalty = self._regularise(params, grads, inputs.scale, captured)
+        for variable, grad in zip(self.forward.variables.params, grads, strict=True):
+            if isinstance(grad, Slices):
+                self._by_lookups.add(variable.path)
+        extra = sums.extra + penalty
+        loss = self.epoch_sums.loss(sums.terms, extra)
+        buffers = after.buffers
+        if cut.num_microbatches > 1:
+            buffers = moved_buffers(self.forward.moved_floats, state.buffers, buffers)
+        is_good = self._is_good(state, loss, grads, buffers)
+        epoch = self.epoch_sums.add(state.sums, sums.terms, extra, inputs.num_rows)
+        new = state._replace(buffers=buffers, metrics=metrics, sums=epoch)
+        return Proposal(new, grads, loss, is_good)
 
     def _regularise(
-        self, params: list[Tensor], grads: list[Gradient], scale: Tensor, captured: list[Tensor]
+        self,
+        params: list[Tensor],
+        grads: list[Gradient],
+        scale: Tensor,
+        captured: list[Tensor],
     ) -> tuple[list[Gradient], Tensor]:
-        """Add the model's weight regularisation, once; the gradient of a regularised table is
-        dense.
-        """
+        """Add the weight regularisation, once; the gradient of a regularised table is dense."""
         if not self.forward.has_penalty:
             return grads, ops.zeros((), keras.config.floatx())
 
@@ -512,54 +504,37 @@ class ObjectiveUpdate(Update):
             penalty = self.forward.penalty(params, captured)
             return penalty * ops.cast(scale, penalty.dtype), penalty
 
-        more, penalty = self.engine.ops.differentiate(scaled, params)
+        slopes, penalty = self.engine.ops.differentiate(scaled, params)
         regularised = []
-        for i, (grad, slope) in enumerate(zip(grads, more, strict=True)):
-            if (
-                isinstance(grad, Slices)
-                and self.forward.variables.params[i].regularizer is not None
-            ):
+        triples = zip(self.forward.variables.params, grads, slopes, strict=True)
+        for variable, grad, slope in triples:
+            if isinstance(grad, Slices) and variable.regularizer is not None:
                 grad = grad.dense(slope.shape[0])
-            regularised.append(
-                grad if isinstance(grad, Slices) else grad + ops.cast(slope, grad.dtype)
-            )
+            if not isinstance(grad, Slices):
+                grad = grad + ops.cast(slope, grad.dtype)
+            regularised.append(grad)
         return regularised, penalty
 
     def _is_good(
-        self, state: State, loss: Tensor, grads: list[Gradient], buffers: list[Tensor]
+        self,
+        state: State,
+        loss: Tensor,
+        grads: list[Gradient],
+        buffers: list[Tensor],
     ) -> Tensor:
-        good = ops.isfinite(loss) & (state.stopped == 0)
-        values = moved_where_finite(self.forward, state.buffers, buffers)
+        """Whether loss, gradients and moved buffers are finite, and no update has failed before."""
+        guarded = self.forward.moved_where_finite(state.buffers, buffers)
         if self._guards_gradients:
-            values = [
-                *keras.tree.flatten([g.values if isinstance(g, Slices) else g for g in grads]),
-                *values,
-            ]
-        return good & self.engine.ops.is_finite(values)
+            values = [grad.values if isinstance(grad, Slices) else grad for grad in grads]
+            guarded = [*keras.tree.flatten(values), *guarded]
+        is_running = ops.isfinite(loss) & (state.stopped == 0)
+        return is_running & self.engine.ops.is_finite(guarded)
 
 
-def _total(reads: list[int | None]) -> int | None:
-    known = [num for num in reads if num is not None]
-    return sum(known) if len(known) == len(reads) else None
-
-
-def moved_where_finite(forward: Forward, before: list[Tensor], after: list[Tensor]) -> list[Tensor]:
-    """Return the floating buffers that the forward pass changes, as one vector for each dtype.
-
-    Numbers that were not finite before are 0, as in a mask, or a minimum that begins at infinity.
-    """
-    vectors: dict[str, list[Tensor]] = {}
-    for i in forward.facts.moved:
-        if forward.variables.floats[i]:
-            own = ops.where(ops.isfinite(before[i]), after[i], ops.zeros_like(after[i]))
-            vectors.setdefault(forward.variables.buffers[i].dtype, []).append(
-                ops.reshape(own, (-1,))
-            )
-    return [ops.concatenate(parts) if parts[1:] else parts[0] for parts in vectors.values()]
-
-
-def with_verdict(logs: dict[str, Tensor], loss: Tensor, applied: Tensor) -> dict[str, Tensor]:
-    """Return an update's numbers: the epoch's logs so far, the update's loss, and last whether it
-    was applied.
-    """
+def with_verdict(
+    logs: dict[str, Tensor],
+    loss: Tensor,
+    applied: Tensor,
+) -> dict[str, Tensor]:
+    """Return the epoch's logs with the update's loss, and whether it was applied."""
     return logs | {UPDATE_LOSS: loss, APPLIED: applied}

@@ -114,9 +114,9 @@ def names_in(door):
 OF_STEPCHECK = {  # names that only the package stepcheck takes: losses before their reduction
     "model": {
         "LossCall",
-        "Reading",
+        "ObjectiveOutput",
+        "ScalarTerm",
         "Term",
-        "Whole",
         "checked",
         "mask_of",
         "read",

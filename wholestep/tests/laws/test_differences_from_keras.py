@@ -1,6 +1,4 @@
-"""Configurations drawn at random, and keras.Model.fit beside them: what differs by more than
-rounding is known.
-"""
+"""Random configurations, compared with keras.Model.fit: all differences beyond rounding are known."""
 
 import re
 from pathlib import Path
@@ -188,7 +186,7 @@ class Sequence(keras.utils.PyDataset):
 
 
 def fed(chosen: dict) -> tuple[tuple, dict]:
-    """Return the arguments of `fit` that say what is trained on."""
+    """Return the arguments of `fit` for the data."""
     parts = data(chosen)
     size = chosen["batch size"]
     kind = chosen["input"]
@@ -219,9 +217,7 @@ def train(chosen: dict, model: Any, trains: Any) -> dict:
 
 
 def weighs_unlike(chosen: dict) -> bool:
-    """Whether an epoch's loss is weighed otherwise than by Keras: by what its rows weigh, not by
-    their number.
-    """
+    """Whether an epoch's loss is weighed by its rows' weights; Keras weighs by their number."""
     return chosen["reduction"] != "sum_over_batch_size" and chosen["weights"] != "none"
 
 
@@ -269,9 +265,7 @@ HOW = {"batch_size": 4, "shuffle": False, "verbose": 0}
 
 
 def still(loss="mse", **more):
-    """Return a model that training does not move, so that the numbers of an epoch are those of its
-    weights.
-    """
+    """Return a model that training does not change, so an epoch's numbers are of its weights."""
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((4,)), L.Dense(2)])

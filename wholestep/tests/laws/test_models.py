@@ -54,7 +54,7 @@ def values(model) -> list[np.ndarray]:
 
 
 class Run:
-    """One kind of model, trained by Keras and by us; who asks first computes."""
+    """One kind of model, trained by Keras and by us, each once."""
 
     def __init__(self, name: str, kind: Kind):
         self.name = name
@@ -74,7 +74,7 @@ class Run:
 
     @cached_property
     def theirs(self) -> tuple[list, dict]:
-        """What keras.Model trains: values and History; a model that draws is given our draws."""
+        """The values and History of keras.Model; it uses our draws."""
         model = self.reference
         if self.kind.draws:
             self.arrays  # noqa: B018

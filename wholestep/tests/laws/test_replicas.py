@@ -1,6 +1,4 @@
-"""However many replicas share the rows, zero bits differ; rows that see each other see those of all
-replicas.
-"""
+"""On any number of replicas, zero bits differ; coupled rows see the rows of all replicas."""
 
 import contextlib
 import functools
@@ -106,7 +104,7 @@ def test_each_optimizer_of_several_clips_the_gradient_of_all_replicas():
 
 @only_tensorflow
 def test_a_mean_of_the_replicas_means_is_caught(monkeypatch):
-    """The mutant: each replica divides by the weight of its own rows."""
+    """The mutant: each replica divides by the weight of its local rows."""
     fold = ObjectiveUpdate._fold
 
     def own_weights(*given, syncs):
@@ -448,7 +446,7 @@ class Next(ws.Objective):
         return ws.Mean(loss, keras.ops.cast(ids > 0, "float32"))
 
 
-# ---- JAX: keras.distribution, and what is exchanged ----
+# ---- JAX: keras.distribution, and the communication of replicas ----
 
 
 @pytest.fixture(autouse=True)

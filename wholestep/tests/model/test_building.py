@@ -1,6 +1,4 @@
-"""A model that nobody has called yet gets its variables from the first batch, and nothing moves by
-that.
-"""
+"""A model that was never called is built by the first batch, which changes no value."""
 
 import keras
 import numpy as np
@@ -28,7 +26,7 @@ class Squared(ws.Objective):
 
 
 class Encoding(keras.Model):
-    """As in the guides of Keras: parts, a `train_step` of its own, and no `call`."""
+    """A model as in the guides of Keras: parts, a custom `train_step`, and no `call`."""
 
     def __init__(self):
         super().__init__()

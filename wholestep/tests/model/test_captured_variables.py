@@ -1,6 +1,4 @@
-"""What an objective reads besides its model is an input of the program: its newest value, on both
-engines.
-"""
+"""Variables that an objective reads besides its model are inputs: their newest values are used."""
 
 import keras
 import numpy as np
@@ -174,7 +172,7 @@ def test_what_the_forward_pass_assigns_to_a_kernel_is_what_keras_keeps():
 
 
 class Largest(keras.metrics.Metric):
-    """Says what a variable of somebody else holds."""
+    """Its result is the value of a variable of another object."""
 
     def __init__(self, read):
         super().__init__(name="largest")

@@ -133,9 +133,7 @@ def check_like_keras(
     evaluates=True,
     **compile_with,
 ):
-    """Train for two epochs of unshuffled batches by keras.Model.fit and by ours: equal but for
-    rounding.
-    """
+    """Train two epochs of unshuffled batches by keras.Model.fit and by ours; equal up to rounding."""
 
     def prepared(**also):
         keras.utils.set_random_seed(2)
@@ -174,8 +172,8 @@ def check_like_keras(
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 has no effect")
 def test_every_loss(name):
     loss, y, activation = LOSSES[name]
-    # Keras averages batches by their rows, ours by what they weigh: one batch an epoch where that
-    # differs.
+    # Keras averages batches by their rows, ours by their weights: one batch an epoch where these
+    # differ.
     rows = ROWS if "ignoring" in name else 6
     sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
     check_like_keras(
@@ -454,9 +452,7 @@ def test_mixed_precision(policy):
 
 
 class Own(keras.Model):
-    """Every loss that Keras may add beside the compiled one: a penalty of weights, of an output,
-    and `add_loss`.
-    """
+    """All losses that Keras adds to the compiled one: penalties of weights and outputs, add_loss."""
 
     def __init__(self):
         super().__init__()
@@ -542,7 +538,7 @@ def one_output_twice():
 @pytest.mark.parametrize("make", share([Two, one_output_twice]))
 @pytest.mark.slow
 def test_two_losses_of_one_name_both_count(make):
-    """Keras' loss and weights; its History shows one of the two, ours both."""
+    """The loss and weights are as in Keras; our History shows both losses, Keras' shows one."""
     keras.utils.set_random_seed(2)
     theirs = make()
     y = [TARGETS, ONE_HOT]
@@ -567,7 +563,7 @@ def test_two_losses_of_one_name_both_count(make):
 
 
 class Numbers(keras.callbacks.Callback):
-    """What the model's metrics say whenever a callback may ask."""
+    """Record the results of the model's metrics in every hook."""
 
     def __init__(self):
         super().__init__()
@@ -622,7 +618,7 @@ def test_the_models_metrics_show_the_numbers_of_the_run():
 
 
 class Renamed(keras.Sequential):
-    """Shows other numbers than its metrics', and one that is no part of the program."""
+    """Results differ from the metrics', and one is not part of the program."""
 
     phase = 0.0
 
@@ -695,7 +691,7 @@ def streamed(*arrays, rows=4):
 
 
 class Rows:
-    """Rows that are loaded one by one."""
+    """A source that loads single rows."""
 
     def __init__(self, *arrays):
         self.arrays = arrays

@@ -1,4 +1,4 @@
-"""What the probe finds, from the outside."""
+"""The results of the probe, seen by a user."""
 
 import keras
 import numpy as np
@@ -109,7 +109,7 @@ def test_a_cut_loss_over_pairs_says_whom_a_row_meets():
 
 
 class Watching(L.Layer):
-    """Keeps a moving mean of what it saw, and lets it through."""
+    """Keep a moving mean of the inputs, and return them unchanged."""
 
     def build(self, shape):
         self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)

@@ -29,11 +29,11 @@ DIM = 4  # batches of 8, 8 and 4 rows
 IMAGE = (6, 6, 3)
 
 
-# ---- what each row draws, told by the gradient of a vector of its own ----
+# ---- the draws of each row, read from the gradient of a separate vector ----
 
 
 class Told(ws.Objective):
-    """The gradient of a row's own vector is what the model returns for the row, to the bit."""
+    """The gradient of a row's vector equals the model's outputs for the row, bit for bit."""
 
     def __call__(self, model, batch, training):
         drawn = model(batch["x"], training=training)
@@ -45,9 +45,7 @@ class Told(ws.Objective):
 
 
 class Telling(keras.Model):
-    """Layers side by side, each with numbers of its own to see; `told` is what each row was
-    told.
-    """
+    """Parallel layers, each with separate inputs; the gradient of `told` has each row's outputs."""
 
     def __init__(self, layers):
         super().__init__()
@@ -119,7 +117,7 @@ class Masks(L.GRU):
 
 
 class Function(L.Layer):
-    """What a function draws, for rows or for all of them; its seed is in the state of the model."""
+    """A layer of one function's draws; its seed is in the state of the model."""
 
     def __init__(self, draw):
         super().__init__()
@@ -203,7 +201,7 @@ WHOLE: dict = {}
 
 
 def whole(kind):
-    """Return what rows draw if every update is carried out at once; who asks first computes."""
+    """Return the draws of rows in uncut updates, computed once."""
     if kind not in WHOLE:
         WHOLE[kind] = told(kind)[0]
         assert np.all(np.isfinite(kept(WHOLE[kind])))
@@ -369,7 +367,7 @@ def zero_by(function, first):
 def test_a_cut_batch_draws_no_more_words(monkeypatch):
     """An update in microbatches draws, in all of them together, as much as the whole batch does.
 
-    The pass that weighs the rows beforehand asks for draws as well, which nobody needs.
+    The pass that weighs the rows beforehand requests draws, too, which are not used.
     """
     drawn = []
     honest = type(engines.choose().random).words
@@ -736,7 +734,7 @@ def state_of(seed):
 
 
 def philox(counter, key):
-    """Return the words of Philox-4x32-10 as its paper says, one by one."""
+    """Return the words of Philox-4x32-10, a plain version of its paper."""
     c = [int(word) for word in counter]
     k = [int(word) for word in key]
     for _ in range(10):
@@ -767,16 +765,14 @@ def test_words_are_those_of_philox():
 
 
 def chi_square(counts):
-    """Return the statistic of counts that should be alike, in deviations of its own
-    distribution.
-    """
+    """Return chi-square of counts that should be equal, in standard deviations from its mean."""
     expected = np.mean(counts)
     freedom = np.size(counts) - 1
     return (np.sum((counts - expected) ** 2) / expected - freedom) / np.sqrt(2 * freedom)
 
 
 def pairs(one, two):
-    """Return how often the upper four bits of words meet those of their neighbours, (16, 16)."""
+    """Return the counts of pairs of the upper four bits of neighbouring words, (16, 16)."""
     return np.histogram2d(np.ravel(one >> 28), np.ravel(two >> 28), bins=16)[0]
 
 

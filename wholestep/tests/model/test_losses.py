@@ -1,6 +1,4 @@
-"""The compiled losses as an objective: what Keras matched is told apart, and Keras stays as it
-was.
-"""
+"""The compiled losses as an objective: each match of Keras is a call, and Keras is unchanged."""
 
 import keras
 import numpy as np

@@ -1,6 +1,4 @@
-"""Every metric of Keras, beside `keras.Model.fit`: outputs of any rank, short batches, cuts,
-replicas, weights.
-"""
+"""Every metric of Keras, compared with `keras.Model.fit`, for outputs of any rank and all cuts."""
 
 import keras
 import numpy as np

@@ -35,7 +35,7 @@ def two_inputs():
 
 def told(model, batch, error=None, objective=None, **how):
     """Return what is said of a batch, where calling the model raises this error."""
-    error = error or ValueError("whatever the backend says")
+    error = error or ValueError("any message of the backend")
     with pytest.raises(BatchError) as caught, explained(model, objective, batch, **how):
         raise error
     assert caught.value.__cause__ is error

@@ -1,4 +1,4 @@
-"""What an objective may return, and what is said of the rest."""
+"""The results that an objective may return, and the errors for all others."""
 
 import keras
 import numpy as np
@@ -13,9 +13,9 @@ MEAN = ws.Mean(np.zeros(3, "float32"))
 def test_forms():
     assert list(read(MEAN, {}).terms) == [""]
     assert list(read({"a": MEAN, "b": ws.Sum(np.zeros(3))}, {}).terms) == ["a", "b"]
-    reading = read((MEAN, {"extra": MEAN, "auc": (1, 2)}), {"auc": keras.metrics.AUC()})
-    assert list(reading.reported) == ["extra"]
-    assert (reading.scores[0].y_true, reading.scores[0].y_pred) == (1, 2)
+    output = read((MEAN, {"extra": MEAN, "auc": (1, 2)}), {"auc": keras.metrics.AUC()})
+    assert list(output.reported) == ["extra"]
+    assert (output.metric_updates[0].y_true, output.metric_updates[0].y_pred) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_anything_else_is_said_to_be_wrong(result, message):
 
 
 class Two(ws.Objective):
-    """Two terms of different denominators, one of them a sum."""
+    """Two terms with different denominators, a mean and a sum."""
 
     def __call__(self, model, batch, training):
         output = model(batch["x"], training=training)

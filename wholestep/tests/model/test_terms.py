@@ -1,4 +1,4 @@
-"""Values and weights: merged before they are divided, whatever the cut."""
+"""Values and weights are merged before they are divided, in any cut."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from shares import ENGINE
 
 from wholestep.errors import SpecificationError
-from wholestep.model.objective import Mean, Sum, Whole, check
+from wholestep.model.objective import Mean, ScalarTerm, Sum, check
 from wholestep.sums import accumulate, ratio
 
 on_tensorflow = pytest.mark.skipif(ENGINE != "tensorflow", reason="shapes are known on JAX")
@@ -59,7 +59,7 @@ def test_a_value_of_weight_zero_is_never_looked_at():
 
 def test_a_sum_is_not_divided_and_a_whole_is_as_it_is():
     assert sums(Sum(tensor([1.0, 2.0]))) == (3.0, 1.0)
-    assert sums(Whole(tensor(5.0))) == (5.0, 1.0)
+    assert sums(ScalarTerm(tensor(5.0))) == (5.0, 1.0)
 
 
 def test_running_totals_do_not_stop_growing():

@@ -1,6 +1,4 @@
-"""What a trace finds is known from then on, of every batch that looks like the traced one; nothing
-is mixed up.
-"""
+"""A trace's properties hold for all batches of its shapes, and are not mixed up with others."""
 
 import keras
 import numpy as np
@@ -13,7 +11,7 @@ X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 
 
 class ByName(ws.Objective):
-    """A term with the name of what the batch holds; `coefficients` count."""
+    """A term named after the batch's key; `coefficients` count."""
 
     def __init__(self, **coefficients):
         self.coefficients = coefficients

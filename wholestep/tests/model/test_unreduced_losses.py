@@ -9,7 +9,7 @@ from keras import ops
 
 import wholestep as ws
 from wholestep.model.losses import LossCall, unreduced
-from wholestep.model.objective import Whole
+from wholestep.model.objective import ScalarTerm
 
 Y = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], "float32")
 # squared errors of the rows: 1, 4, 16, 64
@@ -66,7 +66,7 @@ def test_what_reduces_itself_stays_whole():
             return ops.max(ops.abs(y_true - y_pred))
 
     term = unreduced(call(Own(), coefficient=2.0))
-    assert isinstance(term, Whole)
+    assert isinstance(term, ScalarTerm)
     assert (float(term.values), term.coefficient) == (8.0, 2.0)
 
 
@@ -76,7 +76,7 @@ def test_a_scalar_is_no_value_of_a_row():
             return ops.sum(ops.abs(y_true - y_pred))
 
     term = unreduced(call(Scalar()))
-    assert isinstance(term, Whole)
+    assert isinstance(term, ScalarTerm)
     assert number(term) == 30.0
 
 

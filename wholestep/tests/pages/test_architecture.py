@@ -20,7 +20,7 @@ from wholestep.plan import Planner
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 SIZE = 8
 # On the way to a program, which is made once for each shape: no batch is computed there.
-PROGRAM = "program.several", "update.ObjectiveUpdate.whole_update"
+PROGRAM = "program.loop_updates", "update.ObjectiveUpdate.whole_update"
 # asks for a gradient's shapes
 SHAPES = {"update.ObjectiveUpdate._lookup_sizes", "engines.protocol.Programs.shapes"}
 PLANNING = (

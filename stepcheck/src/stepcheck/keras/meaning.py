@@ -20,9 +20,9 @@ from wholestep.model import (
     LossCall,
     Mean,
     Objective,
+    ScalarTerm,
     Sum,
     Term,
-    Whole,
     checked,
     is_overridden,
     unpack,
@@ -52,7 +52,7 @@ class LossObjective(OneLoss, Objective):
     without.
 
     A loss of one number for a batch is the mean or the sum of its rows' losses, or else
-    a `Whole`: `loss.kind` says so once it is settled.
+    a `ScalarTerm`: `loss.kind` says so once it is settled.
     """
 
     def __init__(self, loss: Any, *, is_masked: bool = True):
@@ -75,8 +75,8 @@ class LossObjective(OneLoss, Objective):
                 values, weights = found
                 return _weighed(values, weights, weight)
         term = unreduced(LossCall(self.loss, 1.0, "loss", y, y_pred, weight))
-        kind = getattr(self.loss, "kind", Whole)
-        if kind is Whole or not isinstance(term, Whole):
+        kind = getattr(self.loss, "kind", ScalarTerm)
+        if kind is ScalarTerm or not isinstance(term, ScalarTerm):
             return term
         num = tree.leaves(y_pred)[0].shape[0]
         return kind(
@@ -97,10 +97,10 @@ class LossObjective(OneLoss, Objective):
         """Return whether the loss of a batch is the mean or the sum of its rows' losses,
         or neither; None if all are 0.
         """
-        self.loss.kind = Whole
+        self.loss.kind = ScalarTerm
         num = len(tree.leaves(y_pred)[0])
         (term,) = checked({"loss": self.of(y, y_pred, weight)}, num).values()
-        if not isinstance(term, Whole):
+        if not isinstance(term, ScalarTerm):
             return Mean
         if weight is not None:
             raise ValueError(
@@ -114,7 +114,7 @@ class LossObjective(OneLoss, Objective):
             ]
         )
         if found is None:  # an error: of a loss of batches of one size
-            return Whole
+            return ScalarTerm
         number, *alone = found
         if not np.any(found):
             return None
@@ -122,7 +122,7 @@ class LossObjective(OneLoss, Objective):
         for kind, divisor in ((Mean, len(some)), (Sum, 1)):
             if abs(number * divisor - sum(alone)) <= near:
                 return kind
-        return Whole
+        return ScalarTerm
 
 
 def _weighed(values: Tensor, weights: Tensor, given: Any) -> Mean:

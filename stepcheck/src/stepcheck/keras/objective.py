@@ -17,7 +17,7 @@ from stepcheck.trace.log import Called, Log
 from stepcheck.trace.measure import once
 from stepcheck.trace.rows import keys
 from stepcheck.tree import Tree
-from wholestep.model import Mean, Objective, Reading, Term, Whole
+from wholestep.model import Mean, Objective, ObjectiveOutput, ScalarTerm, Term
 
 # As `stateless_call` takes them.
 VARIABLES = "trainable_variables", "non_trainable_variables"
@@ -106,7 +106,7 @@ class OfModel(Objective):
 
     def __call__(
         self, model: keras.Model, batch: Tree, training: bool
-    ) -> Reading:
+    ) -> ObjectiveOutput:
         """Return the terms of (inputs, perhaps the other parts, values of models
         beside).
         """
@@ -118,7 +118,7 @@ class OfModel(Objective):
         others = {"training": training} if self._takes_mode else {}
         found = self.given.function(model, parts, **others)
         named = found if isinstance(found, dict) else {"": found}
-        return Reading(
+        return ObjectiveOutput(
             {name: self._term(each) for name, each in named.items()}, {}, []
         )
 
@@ -129,7 +129,7 @@ class OfModel(Objective):
         values = ops.convert_to_tensor(values)
         if not len(values.shape):
             self.is_coupled = True
-            return Whole(values)
+            return ScalarTerm(values)
         if weights is not None:
             weights = ops.stop_gradient(ops.convert_to_tensor(weights))
         return Mean(values, weights)

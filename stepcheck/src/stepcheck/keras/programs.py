@@ -13,7 +13,14 @@ from stepcheck.errors import attempt
 from stepcheck.keras.meaning import LossObjective
 from stepcheck.tree import Tensor, Tree
 from wholestep.engines import choose
-from wholestep.model import Mean, Reading, Term, Whole, checked, read
+from wholestep.model import (
+    Mean,
+    ObjectiveOutput,
+    ScalarTerm,
+    Term,
+    checked,
+    read,
+)
 
 _QUICK = {
     "xla_backend_optimization_level": 0,
@@ -43,7 +50,7 @@ def _options() -> dict[str, Any] | None:
     return _QUICK if is_known and jax.default_backend() == "cpu" else None
 
 
-def by_term(outcome: Reading, num: int) -> tuple[Tensor, ...]:
+def by_term(outcome: ObjectiveOutput, num: int) -> tuple[Tensor, ...]:
     """Return (values times weights, weights), both (terms, rows), the factors of the
     terms, and whether each is divided by its weights.
 
@@ -63,7 +70,7 @@ def _by_row(term: Term, num: int) -> list[Tensor]:
     A loss of one number is its first row's.
     """
     values = ops.cast(term.values, "float32")
-    if isinstance(term, Whole):
+    if isinstance(term, ScalarTerm):
         first = ops.cast(ops.arange(num) == 0, "float32")
         return [first * values, first]
     weights = ops.ones_like(values)

@@ -29,7 +29,7 @@ from stepcheck.trace.windows import Piece, packed
 from stepcheck.tree import Tensor, Tree
 from stepcheck.user_code.source import line_of_loss
 from wholestep.engines import choose
-from wholestep.model import Reading, Whole, mask_of, read, unpack
+from wholestep.model import ObjectiveOutput, ScalarTerm, mask_of, read, unpack
 
 _objective = lru_cache(LossObjective)  # so that a program of it is found again
 _FEW = 3  # passes that show whether a loss is one of rows
@@ -122,8 +122,8 @@ class Replay(Port):
             _, labels, weight = unpack(self.batch(piece))
             kinds.add(objective.kind_of(labels, made, weight))
         kinds.discard(None)
-        loss.kind = kinds.pop() if len(kinds) == 1 else Whole
-        loss.is_coupled = loss.kind is Whole
+        loss.kind = kinds.pop() if len(kinds) == 1 else ScalarTerm
+        loss.is_coupled = loss.kind is ScalarTerm
 
     def values(self) -> Values | None:
         return values(self.model)
@@ -377,7 +377,7 @@ class Replay(Port):
         found, setting = super().batch(piece, **others), piece.called.setting
         return found if setting is None else (*found, setting.beside)
 
-    def _penalty(self, outcome: Reading | None = None) -> Tensor:
+    def _penalty(self, outcome: ObjectiveOutput | None = None) -> Tensor:
         is_complete = outcome is not None and outcome.is_complete
         # added by `compute_loss`
         losses = [] if is_complete else self.model.losses

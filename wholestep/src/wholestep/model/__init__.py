@@ -24,17 +24,17 @@ from wholestep.model.coupling import (
     metrics_ignore_padding,
     probe,
 )
-from wholestep.model.forward import Forward, Outcome
+from wholestep.model.forward import Forward, MicrobatchSums
 from wholestep.model.graph import values_for_tensors
 from wholestep.model.losses import CompiledObjective, LossCall, check_labels, unreduced
 from wholestep.model.misfit import check_labels_are_numbers, check_parts, explained, named
 from wholestep.model.objective import (
     Mean,
     Objective,
-    Reading,
+    ObjectiveOutput,
+    ScalarTerm,
     Sum,
     Term,
-    Whole,
     checked,
     leave_rows_out,
     mask_of,
@@ -52,13 +52,13 @@ __all__ = [
     "Forward",
     "LossCall",
     "Mean",
+    "MicrobatchSums",
     "Objective",
-    "Outcome",
-    "Reading",
+    "ObjectiveOutput",
+    "ScalarTerm",
     "Sum",
     "Term",
     "TraceFacts",
-    "Whole",
     "are_same",
     "check_labels",
     "check_labels_are_numbers",

@@ -24,21 +24,23 @@ def unpack(batch: Tree) -> tuple[Tree, Tree, Tree]:
     return (*parts, None, None, None)[:3]
 
 
+def outputs_of(model: keras.Model, x: Tree, *, training: bool) -> Any:
+    """Call a model, in training or inference mode if it has modes."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
 def without_labels(model: keras.Model, batch: Tree) -> str | None:
-    """Return the message of an error for a batch without labels; None if it has them, or the model
-    needs none.
-    """
+    """Return the error message for a batch that lacks labels; None if it lacks none."""
     x, y, _ = unpack(batch)
-    if y is not None or model._compile_loss is None:
+    if y is not None or not takes_labels(model):
         return None
     received = "a batch without y"
     if isinstance(x, dict) and "y" in x:
         received = f"a dict of {', '.join(map(str, x))}, which are all inputs, without y"
     attempt = (
         "the tuple (x, y) or (x, y, sample_weight) as a batch, Batches((x, y), batch_size=32), "
-        "or fit(x, y); "
+        "or fit(x, y); or compile without a loss."
     )
-    attempt += "or compile without a loss."
     return message("A model that was compiled with a loss needs labels.", received, attempt)
 
 
@@ -54,7 +56,8 @@ def layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 def is_overridden(model: keras.Model, name: str) -> bool:
     """Whether a model overrides a method of Keras."""
-    return getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name)
+    function = getattr(getattr(model, name), "__func__", None)
+    return function is not getattr(keras.Model, name)
 
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -62,20 +65,20 @@ def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
 
     The trackers of single losses are carried if a custom `compute_loss` may update them.
     """
-    trackers = loss_trackers(model).values()
-    return [m for m in model.metrics if not any(m is t for t in trackers)]
+    trackers = {id(tracker) for tracker in loss_trackers(model).values()}
+    return [metric for metric in model.metrics if id(metric) not in trackers]
 
 
 def loss_trackers(model: keras.Model) -> dict[str, keras.metrics.Mean]:
     """Return the metrics that our sums replace, by their names in the logs."""
     if not model.compiled:
         return {}
-    has_own = is_overridden(model, "compute_loss") or model._compile_loss is None
-    losses = [] if has_own else model._compile_loss.metrics
-    return {
-        "loss": model._loss_tracker,
-        **dict(zip(distinct([m.name for m in losses]), losses, strict=True)),
-    }
+    trackers = {"loss": model._loss_tracker}
+    if takes_labels(model) and not is_overridden(model, "compute_loss"):
+        losses = model._compile_loss.metrics
+        names = distinct([m.name for m in losses])
+        trackers |= dict(zip(names, losses, strict=True))
+    return trackers
 
 
 # whose `reset_state` only empties variables
@@ -83,27 +86,25 @@ _OF_METRICS = "keras.src.metrics", "keras.src.trainers.compile_utils"
 
 
 def resets_on_the_host(metric: keras.metrics.Metric) -> bool:
-    """Whether a metric, or a metric nested in it, has a custom `reset_state`, which may do
-    anything.
-    """
-    own = type(metric).reset_state.__module__  # a class of Keras' package may be one of its tests
-    return not own.startswith(_OF_METRICS) or any(
-        map(resets_on_the_host, getattr(metric, "metrics", ()))
-    )
+    """Whether a metric, or one nested in it, has a `reset_state` that may do anything."""
+    module = type(
+        metric
+    ).reset_state.__module__  # a class of Keras' package may be one of its tests
+    nested = getattr(metric, "metrics", ())
+    return not module.startswith(_OF_METRICS) or any(map(resets_on_the_host, nested))
 
 
 def tracked(
-    model: keras.Model, numbers: Mapping[str, Tensor | float]
+    model: keras.Model,
+    numbers: Mapping[str, Tensor | float],
 ) -> list[tuple[keras.Variable, Tensor | float]]:
     """Return the variables of the loss trackers, and their values for these logs of an epoch."""
-    found = [
-        (tracker, numbers[name])
-        for name, tracker in loss_trackers(model).items()
-        if name in numbers
-    ]
-    return [
-        pair for tracker, number in found for pair in ((tracker.total, number), (tracker.count, 1))
-    ]
+    pairs: list[tuple[keras.Variable, Tensor | float]] = []
+    for name, tracker in loss_trackers(model).items():
+        if name in numbers:
+            pairs.append((tracker.total, numbers[name]))
+            pairs.append((tracker.count, 1))
+    return pairs
 
 
 def own_results(model: keras.Model) -> dict[str, Tensor]:
@@ -112,41 +113,43 @@ def own_results(model: keras.Model) -> dict[str, Tensor]:
 
 
 def order_of(model: keras.Model) -> list[str]:
-    """Return the names of the logs in the order of the model's metrics, by which
-    `keras.Model.evaluate` lists them.
-    """
-    trackers = [] if model._compile_loss is None else model._compile_loss.metrics
-    renamed = dict(zip(map(id, trackers), distinct([m.name for m in trackers]), strict=True))
+    """Return the names of the logs in the order in which `keras.Model.evaluate` lists them."""
+    trackers = model._compile_loss.metrics if takes_labels(model) else []
+    unique = distinct([m.name for m in trackers])
+    renamed = dict(zip(map(id, trackers), unique, strict=True))
     names = []
     for metric in model.metrics:
-        parts = metric.metrics if metric is model._compile_metrics else [metric]
+        is_compiled = metric is model._compile_metrics
+        parts = metric.metrics if is_compiled else [metric]
         names += [renamed.get(id(part), part.name) for part in parts]
     return names
 
 
 def made_of(model: keras.Model, extra: list) -> list:
-    """Return the objects that compiled programs depend on. Not their ids, which Python may
-    reuse.
-    """
-    compiled = [
-        getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")
-    ]
-    flags = [part for layer in layers(model) for part in (layer, layer.trainable)]
-    carried = [v for metric in (*metrics_of(model), *extra) for v in metric.variables]
-    return [*compiled, *model.trainable_variables, *carried, *flags, model.run_eagerly]
+    """Return the objects that programs depend on; not their ids, which Python may reuse."""
+    names = "optimizer", "_compile_loss", "_compile_metrics"
+    compiled = [getattr(model, name, None) for name in names]
+    made_of = [*compiled, *model.trainable_variables, model.run_eagerly]
+    for metric in (*metrics_of(model), *extra):
+        made_of += metric.variables
+    for layer in layers(model):
+        made_of += [layer, layer.trainable]
+    return made_of
 
 
 def are_same(one: list, two: list) -> bool:
     """Whether two lists hold the same objects."""
-    return len(one) == len(two) and all(a is b for a, b in zip(one, two, strict=True))
+    return list(map(id, one)) == list(map(id, two))
 
 
 def known_metrics(model: keras.Model, extra: list) -> list[keras.metrics.Metric] | None:
     """Return the compiled metrics and `extra`; None if layers update further metrics themselves."""
     compiled = model._compile_metrics
-    if any(m is not compiled and not any(m is k for k in extra) for m in metrics_of(model)):
+    known = set(map(id, [compiled, *extra]))
+    if not known.issuperset(map(id, metrics_of(model))):
         return None
-    return [*(compiled.metrics if compiled is not None else []), *extra]
+    metrics = [] if compiled is None else compiled.metrics
+    return [*metrics, *extra]
 
 
 def distinct(names: list[str]) -> list[str]:
@@ -155,8 +158,11 @@ def distinct(names: list[str]) -> list[str]:
     >>> distinct(["mse_loss", "mse_loss", "a_loss"])
     ['mse_loss', 'mse_loss_1', 'a_loss']
     """
-    counts = [names[:i].count(name) for i, name in enumerate(names)]
-    return [f"{name}_{count}" if count else name for name, count in zip(names, counts, strict=True)]
+    unique = []
+    for i, name in enumerate(names):
+        count = names[:i].count(name)
+        unique.append(f"{name}_{count}" if count else name)
+    return unique
 
 
 _LABELS = "label", "labels", "target", "y"
@@ -189,24 +195,24 @@ class Columns:
     @property
     def names(self) -> list[str]:
         """The names of the columns that are used."""
-        return [
-            name
-            for name in keras.tree.flatten((self.inputs, self.labels, self.weight))
-            if name is not None
-        ]
+        return _flat((self.inputs, self.labels, self.weight))
 
     def __call__(self, batch: dict[str, Any]) -> tuple:
         """Return (x,), (x, y) or (x, y, sample_weight) of a batch of columns."""
-        parts = [self.inputs, self.labels, self.weight]
-        parts = parts[: 3 if self.weight else 1 if self.labels is None else 2]
-        return tuple(keras.tree.map_structure(lambda name: batch[name], part) for part in parts)
+        parts = [self.inputs]
+        if self.labels is not None or self.weight:
+            parts.append(self.labels)
+        if self.weight:
+            parts.append(self.weight)
+        return tuple(keras.tree.map_structure(batch.__getitem__, part) for part in parts)
 
 
 def open_columns(
-    data: Data, model: keras.Model, **how: bool
+    data: Data,
+    model: keras.Model,
+    **how: bool,
 ) -> tuple[Data, Callable[[Any], tuple]]:
-    """Return a dataset of the columns that a model uses, and the function that makes batches of
-    them.
+    """Return a dataset of a model's columns, and the function that makes batches of them.
 
     Raises:
         SpecificationError: the role of a column does not follow from its name.
@@ -215,18 +221,17 @@ def open_columns(
     if isinstance(source.column_names, dict):
         must = "A model is trained, or evaluated, on one dataset."
         received = f"several: {', '.join(source.column_names)}"
-        raise SpecificationError(
-            message(must, received, "pass one dataset, as in dataset['train'].")
-        )
+        attempt = "pass one dataset, as in dataset['train']."
+        raise SpecificationError(message(must, received, attempt))
     if not hasattr(source, "__len__"):
         must = "A dataset must have its rows by number."
         attempt = "yield (x, y) from a generator over dataset.batch(32)."
         raise SpecificationError(message(must, f"an {type(source).__name__}", attempt))
     columns = find(model, source.column_names, **how)
-    return classify(_Rows(source.select_columns(columns.names))), columns
+    return classify(_ColumnRows(source.select_columns(columns.names))), columns
 
 
-class _Rows:
+class _ColumnRows:
     """The rows of a dataset, read in groups by column: much faster than row by row."""
 
     def __init__(self, dataset: Any):
@@ -249,47 +254,56 @@ def find(
     inputs_only: bool = False,
     is_prepared: bool = False,
 ) -> Columns:
-    """Return the roles of columns with these names. A preprocessor (`is_prepared`) names no inputs.
+    """Return the roles of columns with these names.
+
+    Args:
+        is_prepared: whether a preprocessor follows, which names no inputs.
 
     Raises:
         SpecificationError: as `open_columns`.
     """
-    wanted = None if is_prepared else _names_of(model, "input")
-    outputs = _names_of(model, "output")
-    weight = _WEIGHT if _WEIGHT in names and _WEIGHT not in _flat(wanted) else None
-    are_named = bool(_flat(wanted)) and all(name in names for name in _flat(wanted))
-    rest = [name for name in names if name != weight and not (are_named and name in _flat(wanted))]
-    labels = _labels(outputs, rest)
+    inputs = None if is_prepared else _names_of(model, "input")
+    wanted = _flat(inputs)
+    weight = _WEIGHT if _WEIGHT in names and _WEIGHT not in wanted else None
+    are_named = bool(wanted) and all(name in names for name in wanted)
+    used = [weight, *wanted] if are_named else [weight]
+    rest = [name for name in names if name not in used]
+    labels = _labels(_names_of(model, "output"), rest)
     if labels is None and (takes_labels(model) or weight) and not inputs_only:
         raise _unclear(model, names, "which column is the label")
-    weight = None if inputs_only or labels is None else weight
-    if are_named:
-        return Columns(wanted, None if inputs_only else labels, weight)
-    rest = [name for name in rest if name not in _flat(labels)]
-    if len(_flat(wanted)) > 1 or not rest or (len(rest) > 1 and wanted is not None):
-        raise _unclear(model, names, "which columns are the inputs")
-    inputs = rest[0] if len(rest) == 1 else {name: name for name in rest}
-    return Columns(inputs, None if inputs_only else labels, weight)
+    if not are_named:
+        rest = [name for name in rest if name not in _flat(labels)]
+        are_too_many = inputs is not None and len(rest) > 1
+        if len(wanted) > 1 or not rest or are_too_many:
+            raise _unclear(model, names, "which columns are the inputs")
+        inputs = rest[0] if len(rest) == 1 else {name: name for name in rest}
+    if inputs_only or labels is None:
+        return Columns(inputs)
+    return Columns(inputs, labels, weight)
 
 
 def _labels(outputs: Tree, rest: list[str]) -> Tree:
-    if _flat(outputs) and all(name in rest for name in _flat(outputs)):
+    wanted = _flat(outputs)
+    if wanted and all(name in rest for name in wanted):
         return outputs
+    if len(wanted) > 1:
+        return None
     known = [name for name in _LABELS if name in rest]
-    return known[0] if len(known) == 1 and len(_flat(outputs)) < 2 else None
+    return known[0] if len(known) == 1 else None
 
 
 def _names_of(model: keras.Model, kind: str) -> Tree:
-    """Return the names of the inputs or outputs, nested as labels would be; None for a model
-    without names.
-    """
+    """Return the names of the inputs or outputs, nested as labels would be; None without names."""
     struct = getattr(model, f"_{kind}s_struct", None)
     if isinstance(struct, dict):
         return {key: key for key in struct}
-    names = [tensor.name for tensor in getattr(model, "inputs", None) or []]
-    # a Sequential has the names of its outputs nowhere else
-    told = getattr(model, "_functional", None) or model
-    names = names if kind == "input" else list(getattr(told, "output_names", None) or [])
+    if kind == "input":
+        tensors = getattr(model, "inputs", None) or []
+        names = [tensor.name for tensor in tensors]
+    else:
+        # a Sequential has the names of its outputs nowhere else
+        functional = getattr(model, "_functional", None) or model
+        names = list(getattr(functional, "output_names", None) or [])
     if len(names) < 2:
         return names[0] if names else None
     return {name: name for name in names} if kind == "input" else names
@@ -299,18 +313,19 @@ def _flat(names: Tree) -> list[str]:
     return [name for name in keras.tree.flatten(names) if name is not None]
 
 
-def _unclear(model: keras.Model, names: Collection[str], what: str) -> SpecificationError:
-    inputs, outputs = (
-        ", ".join(_flat(_names_of(model, kind))) or "no names" for kind in ("input", "output")
-    )
+def _unclear(
+    model: keras.Model,
+    names: Collection[str],
+    what: str,
+) -> SpecificationError:
+    inputs = ", ".join(_flat(_names_of(model, "input"))) or "no names"
+    outputs = ", ".join(_flat(_names_of(model, "output"))) or "no names"
     must = (
         f"The names of the columns must show {what}: the model has the inputs {inputs} and the "
         f"outputs {outputs}."
     )
     attempt = (
         "name an Input as its column, keras.Input(..., name='image'), and the label 'label'; or "
-    )
-    attempt += (
         "ws.Batches(dataset, 32, transform=lambda columns: (columns['image'], columns['label']))."
     )
     return SpecificationError(message(must, f"the columns {', '.join(names)}", attempt))

@@ -22,7 +22,7 @@ from keras.src.random.seed_generator import draw_seed
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.model import distributions
-from wholestep.model.distributions import FLOATS, RandomBits
+from wholestep.model.distributions import RandomBits
 from wholestep.tree import Tensor
 
 _OURS = (
@@ -37,6 +37,7 @@ _OURS = (
     "beta",
     "binomial",
 )
+_FLOATS = "float16", "bfloat16", "float32", "float64"
 _SMALL_INTEGERS = "int8", "int16", "int32", "uint8", "uint16"
 _INTEGERS = *_SMALL_INTEGERS, "int64", "uint32"
 _TENSOR_OF = {"categorical": "logits", "shuffle": "x"}
@@ -104,7 +105,9 @@ class DrawFact:
 
 
 def compare(
-    one: Sequence[DrawRequest], num_rows: int, two: Sequence[DrawRequest] | None
+    one: Sequence[DrawRequest],
+    num_rows: int,
+    two: Sequence[DrawRequest] | None,
 ) -> tuple[DrawFact, ...]:
     """Return the properties of draws, by the requests on `num_rows` rows and on twice as many.
 
@@ -176,7 +179,12 @@ class Draws:
             return self.engine.traces.tracing_anew()
         return nullcontext()
 
-    def draw(self, name: str, keras_draw: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
+    def draw(
+        self,
+        name: str,
+        keras_draw: Callable[..., Tensor],
+        given: dict[str, Any],
+    ) -> Tensor:
         """Return the numbers of one call of `keras.random`: Keras' unless the draw has known rows.
 
         Args:
@@ -229,6 +237,8 @@ class Draws:
                 return keras_draw(**given, seed=_FixedSeed(state))
         if "shape" in given:
             given["shape"] = request.shape
+            if request.name != "randint":
+                given["dtype"] = _float_dtype(given["dtype"])
         bits = RandomBits(self.engine, state, self.first, self.num_rows, axis, self.extreme)
         return function(bits, **given)
 
@@ -311,7 +321,7 @@ def _why_unknown(name: str, given: dict[str, Any]) -> str:
     dtype = keras.backend.standardize_dtype(given["dtype"] or keras.config.floatx())
     if name == "randint":
         return _why_no_randint(given["minval"], given["maxval"], dtype)
-    return "" if dtype in FLOATS else f"its dtype is {dtype}"
+    return "" if dtype in _FLOATS else f"its dtype is {dtype}"
 
 
 def _why_no_randint(low: Any, high: Any, dtype: str) -> str:
@@ -324,6 +334,14 @@ def _why_no_randint(low: Any, high: Any, dtype: str) -> str:
     if 0 < int(high) - int(low) < 2**32:
         return ""
     return "its bounds are 2**32 or more apart, or in the wrong order"
+
+
+def _float_dtype(dtype: str | None) -> str:
+    """Return the dtype of the result: floatx if None, and float32 where JAX has no 64 bits."""
+    dtype = keras.backend.standardize_dtype(dtype or keras.config.floatx())
+    if dtype != "float64":
+        return dtype
+    return keras.backend.standardize_dtype(ops.cast(0, dtype).dtype)
 
 
 def _static(shape: Sequence) -> tuple[int, ...] | None:

@@ -57,9 +57,7 @@ def _given(node: _Node) -> Iterator[tuple[inspect.Parameter, Any]]:
 
 
 def _is_flag(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter takes a Python bool, as `use_causal_mask`; or unknown names, as
-    `**kwargs`.
-    """
+    """Whether a parameter takes a Python bool (`use_causal_mask`) or any names (`**kwargs`)."""
     is_declared = parameter.annotation in (bool, "bool") or isinstance(parameter.default, bool)
     return is_declared or parameter.kind is parameter.VAR_KEYWORD
 

@@ -1,10 +1,11 @@
-"""The compiled losses of a Keras model as an objective, with Keras' meaning of every loss, weight
-and mask.
+"""The compiled losses of a Keras model as an objective.
 
 Keras matches outputs, labels and losses; we take over before its reduction
 (keras/src/losses/loss.py).
 """
 
+import functools
+import operator
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -15,16 +16,16 @@ from keras.src.backend import get_keras_mask
 
 from wholestep import tree
 from wholestep.errors import BatchError, SpecificationError, message, warn
-from wholestep.model.compiled import distinct, is_overridden, unpack
+from wholestep.model.compiled import distinct, is_overridden, outputs_of, unpack
 from wholestep.model.objective import (
     LabelRange,
     Mean,
+    MetricUpdate,
     Objective,
-    Reading,
-    Score,
+    ObjectiveOutput,
+    ScalarTerm,
     Sum,
     Term,
-    Whole,
     lengthened,
     selected,
 )
@@ -33,22 +34,18 @@ from wholestep.tree import Tensor, Tree
 # Keras' losses that compare element by element; its others check shapes themselves, or take other
 # shapes by design.
 _ELEMENTWISE = (
-    *(
-        "mean_squared_error",
-        "mean_absolute_error",
-        "mean_absolute_percentage_error",
-        "mean_squared_logarithmic_error",
-    ),
-    *(
-        "cosine_similarity",
-        "huber",
-        "log_cosh",
-        "hinge",
-        "squared_hinge",
-        "categorical_hinge",
-        "kl_divergence",
-        "poisson",
-    ),
+    "mean_squared_error",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_logarithmic_error",
+    "cosine_similarity",
+    "huber",
+    "log_cosh",
+    "hinge",
+    "squared_hinge",
+    "categorical_hinge",
+    "kl_divergence",
+    "poisson",
 )
 
 
@@ -64,26 +61,27 @@ class LossCall(NamedTuple):
 
 
 class CompiledObjective(Objective):
-    """The arguments of `model.compile(...)` as an objective over batches (x, y) or (x, y,
-    sample_weight).
-    """
+    """The losses and metrics of `model.compile(...)` on batches (x, y[, sample_weight])."""
 
     def __init__(self, metrics: list):
         self.extra_metrics = metrics
-        self._has_told = False
-        self._has_told_of_labels = False
+        self._has_warned_of_losses = False
+        self._has_warned_of_labels = False
 
-    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Reading:
+    def __call__(
+        self,
+        model: keras.Model,
+        batch: Tree,
+        training: bool,
+    ) -> ObjectiveOutput:
         """Return the terms of the compiled losses and the updates of the compiled metrics."""
         x, y, weight = unpack(batch)
-        y_pred = model(x, training=training) if model._call_has_training_arg else model(x)
-        scores = [
-            *_scores(model, y, y_pred, weight),
-            *(Score(m, y, y_pred) for m in self.extra_metrics),
-        ]
+        y_pred = outputs_of(model, x, training=training)
+        updates = _metric_updates(model, y, y_pred, weight)
+        updates += [MetricUpdate(m, y, y_pred) for m in self.extra_metrics]
         if is_overridden(model, "compute_loss"):
             loss = model._compute_loss(x, y, y_pred, weight, training=training)
-            return Reading({"": _own_loss(model, loss)}, {}, scores, is_complete=True)
+            return ObjectiveOutput({"": _custom_loss(model, loss)}, {}, updates, is_complete=True)
         calls = self.calls(model, y, y_pred, weight)
         if training and not calls and not model.losses:
             must = "Training needs a loss."
@@ -93,50 +91,62 @@ class CompiledObjective(Objective):
                 "to the Trainer."
             )
             raise SpecificationError(message(must, received, attempt))
-        if not self._has_told_of_labels:
-            told = [warn_of_broadcast(call) for call in calls]
-            self._has_told_of_labels = any(told)
-        ranges = tuple(found for call in calls for found in label_ranges(call, tree.leaves(y)))
-        dividing = [
-            call.weight
-            for call in calls
-            if getattr(call.loss, "reduction", None) == "mean_with_sample_weight"
-        ]
-        divisors = tuple(
-            i for i, leaf in enumerate(tree.leaves(weight)) if any(leaf is w for w in dividing)
+        if not self._has_warned_of_labels:
+            self._has_warned_of_labels = any(list(map(warn_of_broadcast, calls)))
+        labels = tree.leaves(y)
+        ranges = [label_range for call in calls for label_range in label_ranges(call, labels)]
+        return ObjectiveOutput(
+            _terms(calls),
+            {},
+            updates,
+            label_ranges=tuple(ranges),
+            divisors=_divisors(calls, tree.leaves(weight)),
         )
-        names = (
-            distinct([f"{call.name}_loss" for call in calls])
-            if len(calls) > 1
-            else [""] * len(calls)
-        )
-        terms = {name: unreduced(call) for name, call in zip(names, calls, strict=True)}
-        return Reading(terms, {}, scores, label_ranges=ranges, divisors=divisors)
 
-    def calls(self, model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
-        """Return the losses that Keras minimises, each with its output, labels and weights."""
-        return self._that_count(_calls(model, y, y_pred, weight), y, y_pred)
+    def calls(
+        self,
+        model: keras.Model,
+        y: Tree,
+        y_pred: Tree,
+        weight: Tree,
+    ) -> list[LossCall]:
+        """Return the losses that Keras minimises, each with its output, labels and weights.
 
-    def _that_count(self, calls: list[LossCall], y: Tree, y_pred: Tree) -> list[LossCall]:
-        """Return the losses that Keras minimises: only the first of several for one output and one
-        leaf of labels.
+        Of several for one output and one leaf of labels, it is only the first.
         """
+        calls = _calls(model, y, y_pred, weight)
         if len(calls) < 2 or keras.tree.is_nested(y) or keras.tree.is_nested(y_pred):
             return calls
-        if not self._has_told:
-            self._has_told = True
-            told = (
+        if not self._has_warned_of_losses:
+            self._has_warned_of_losses = True
+            warn(
                 f"The model has one output, and {len(calls)} losses: as in Keras, all but the "
-                "first have no effect. "
+                "first have no effect. To minimise their sum, write one function that adds them."
             )
-            warn(f"{told}To minimise their sum, write one function that adds them.")
         return calls[:1]
 
 
-def _calls(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
-    """Let Keras match outputs, labels and weights, but record each loss call instead of reducing
-    it.
-    """
+def _terms(calls: list[LossCall]) -> dict[str, Term]:
+    if len(calls) == 1:
+        return {"": unreduced(calls[0])}
+    names = distinct([f"{call.name}_loss" for call in calls])
+    return {name: unreduced(call) for name, call in zip(names, calls, strict=True)}
+
+
+def _divisors(calls: list[LossCall], weights: list[Tensor]) -> tuple[int, ...]:
+    """Return the leaves of the sample weights by which a mean is divided."""
+    kind = "mean_with_sample_weight"
+    dividing = [call.weight for call in calls if getattr(call.loss, "reduction", None) == kind]
+    return tuple(i for i, leaf in enumerate(weights) if any(leaf is w for w in dividing))
+
+
+def _calls(
+    model: keras.Model,
+    y: Tree,
+    y_pred: Tree,
+    weight: Tree,
+) -> list[LossCall]:
+    """Let Keras match outputs, labels and weights, and record each call of a loss."""
     compile_loss = model._compile_loss
     calls = list[LossCall]()
     if compile_loss is None:
@@ -145,7 +155,11 @@ def _calls(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[Loss
     metrics = compile_loss._metrics
 
     def recorder(entry: Any) -> Any:
-        def record(y_true: Tensor, y_pred: Tensor, weight: Tensor | None = None) -> float:
+        def record(
+            y_true: Tensor,
+            y_pred: Tensor,
+            weight: Tensor | None = None,
+        ) -> float:
             coefficient = 1.0 if entry.loss_weights is None else entry.loss_weights
             calls.append(LossCall(entry.loss, coefficient, entry.name, y_true, y_pred, weight))
             return 0.0
@@ -162,35 +176,41 @@ def _calls(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[Loss
     return calls
 
 
-def _own_loss(model: keras.Model, loss: Tensor | None) -> Whole:
+def _custom_loss(model: keras.Model, loss: Tensor | None) -> ScalarTerm:
     shape = None if loss is None else tuple(ops.shape(loss))
     if shape != ():
+        must = f"`compute_loss` of {type(model).__name__} must return one number."
         received = "None" if shape is None else f"shape {shape}"
         attempt = (
             "return keras.ops.mean(...) there; or write the loss as a wholestep.Objective, "
             "which may be cut."
         )
-        must = f"`compute_loss` of {type(model).__name__} must return one number."
         raise SpecificationError(message(must, received, attempt))
-    return Whole(ops.convert_to_tensor(loss))
+    return ScalarTerm(ops.convert_to_tensor(loss))
 
 
-def _scores(model: keras.Model, y: Tree, outputs: Tree, weight: Tree) -> list[Score]:
+def _metric_updates(
+    model: keras.Model,
+    y: Tree,
+    outputs: Tree,
+    weight: Tree,
+) -> list[MetricUpdate]:
     compiled = model._compile_metrics
     if compiled is None:
         return []
     y_true = compiled._flatten_y(y)
     y_pred = compiled._flatten_y(outputs)
-    weights = [None] if weight is None else compiled._flatten_y(weight)
-    weights = weights if len(weights) == len(y_true) else [weights[0]] * len(y_true)
-    plain = [
-        (group, t, p, None)
-        for group, t, p in zip(compiled._flat_metrics, y_true, y_pred, strict=False)
-    ]
-    weighted = list(zip(compiled._flat_weighted_metrics, y_true, y_pred, weights, strict=False))
-    return [
-        Score(m, t, p, w) for group, t, p, w in plain + weighted if group for m in group.metrics
-    ]
+    no_weights = [None] * len(y_true)
+    weights = no_weights if weight is None else compiled._flatten_y(weight)
+    if len(weights) != len(y_true):
+        weights = [weights[0]] * len(y_true)
+    plain = zip(compiled._flat_metrics, y_true, y_pred, no_weights, strict=False)
+    weighted = zip(compiled._flat_weighted_metrics, y_true, y_pred, weights, strict=False)
+    updates = []
+    for group, *arguments in (*plain, *weighted):
+        metrics = group.metrics if group else []
+        updates += [MetricUpdate(metric, *arguments) for metric in metrics]
+    return updates
 
 
 # ---- one loss before its reduction: its values, with Keras' divisor as weights ----
@@ -199,20 +219,32 @@ def _scores(model: keras.Model, y: Tree, outputs: Tree, weight: Tree) -> list[Sc
 def unreduced(call: LossCall) -> Term:
     """Return one compiled loss before its reduction, with Keras' divisor as weights."""
     loss = call.loss
-    dtype = call.loss.dtype
+    dtype = loss.dtype
     if type(loss).__call__ is not keras.losses.Loss.__call__:
-        return Whole(loss(call.y_true, call.y_pred, call.weight), call.coefficient)
-    y_pred = tree.map_leaves(lambda leaf: ops.convert_to_tensor(leaf, dtype=dtype), call.y_pred)
-    y_true = tree.map_leaves(lambda leaf: ops.convert_to_tensor(leaf, dtype=dtype), call.y_true)
-    values = loss.call(y_true, y_pred)
+        return ScalarTerm(loss(call.y_true, call.y_pred, call.weight), call.coefficient)
+
+    def converted(labels: Tree) -> Tree:
+        return tree.map_leaves(lambda leaf: ops.convert_to_tensor(leaf, dtype=dtype), labels)
+
+    y_pred = converted(call.y_pred)
+    values = loss.call(converted(call.y_true), y_pred)
     if len(getattr(values, "shape", ())) == 0:  # a Python number, of an output that does not count
-        return Whole(ops.cast(loss(call.y_true, call.y_pred, call.weight), dtype), call.coefficient)
-    mask = _both(get_keras_mask(call.y_pred), get_keras_mask(values))
+        reduced = ops.cast(loss(call.y_true, call.y_pred, call.weight), dtype)
+        return ScalarTerm(reduced, call.coefficient)
+    masks = [get_keras_mask(call.y_pred), get_keras_mask(values)]
+    masks = [mask for mask in masks if mask is not None]
     values = ops.cast(values, dtype)
-    return _reduce(values, _checked(_fit(call.weight, values), values), _fit(mask, values), call)
+    weight = _checked(_fit(call.weight, values), values)
+    mask = _fit(functools.reduce(operator.and_, masks) if masks else None, values)
+    return _reduce(values, weight, mask, call)
 
 
-def _reduce(values: Tensor, weight: Tensor | None, mask: Tensor | None, call: LossCall) -> Term:
+def _reduce(
+    values: Tensor,
+    weight: Tensor | None,
+    mask: Tensor | None,
+    call: LossCall,
+) -> Term:
     reduction = call.loss.reduction
     if reduction == "sum":
         return Sum(values, _product(weight, mask), call.coefficient)
@@ -222,26 +254,21 @@ def _reduce(values: Tensor, weight: Tensor | None, mask: Tensor | None, call: Lo
     if reduction in ("sum_over_batch_size", "mean"):
         # Keras weighs the values by sample_weight and divides by the count of unmasked values, not
         # by their weight.
-        values = (
-            values if weight is None else selected(values, lengthened(weight, len(values.shape)))
-        )
+        if weight is not None:
+            values = selected(values, lengthened(weight, len(values.shape)))
         return Mean(values, mask, call.coefficient)
     must = f"The loss {call.name!r} must have a reduction."
     attempt = 'use "sum_over_batch_size", "mean_with_sample_weight" or "sum".'
     raise SpecificationError(message(must, f"reduction={reduction!r}", attempt))
 
 
-def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return a & b if a is not None and b is not None else (b if a is None else a)
-
-
 def _fit(weight: Tensor | None, values: Tensor) -> Tensor | None:
-    """Drop the trailing axes of length 1 that Keras would squeeze, so that weights lead the values'
-    axes.
-    """
-    while weight is not None and len(weight.shape) > len(values.shape) and weight.shape[-1] == 1:
+    """Return weights without the last axes of length 1 that Keras would squeeze."""
+    if weight is None:
+        return None
+    while len(weight.shape) > len(values.shape) and weight.shape[-1] == 1:
         weight = ops.squeeze(weight, axis=-1)
-    return None if weight is None else ops.cast(weight, values.dtype)
+    return ops.cast(weight, values.dtype)
 
 
 def _checked(weight: Tensor | None, values: Tensor) -> Tensor | None:
@@ -266,80 +293,72 @@ def _product(weight: Tensor | None, mask: Tensor | None) -> Tensor | None:
 
 
 def _sum_broadcast(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Sum the values over the axes that the weights lack: Keras divides by the sum of the
-    unbroadcast weights.
-    """
+    """Sum the values over the axes that the weights lack: Keras divides by the weights' sum."""
     if weights is None:
         return values
-    axes = [
-        a for a in range(1, len(values.shape)) if a >= len(weights.shape) or weights.shape[a] == 1
-    ]
-    values = (
-        ops.sum(values, axis=[a for a in axes if a < len(weights.shape)], keepdims=True)
-        if axes
-        else values
-    )
-    return ops.sum(values, axis=[a for a in axes if a >= len(weights.shape)]) if axes else values
+    rank = len(weights.shape)
+    single = [axis for axis in range(1, rank) if weights.shape[axis] == 1]
+    missing = list(range(max(1, rank), len(values.shape)))
+    if single or missing:
+        values = ops.sum(ops.sum(values, axis=single, keepdims=True), axis=missing)
+    return values
 
 
 # ---- labels that do not fit the outputs ----
 
 
 def label_ranges(call: LossCall, labels: list) -> list[LabelRange]:
-    """Return the range of class numbers that a loss has outputs for, by leaf of the labels that it
-    is called with.
-    """
+    """Return the class numbers that a loss has outputs for, by the leaf of its labels."""
     if getattr(call.loss, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
         return []
     options = call.loss._fn_kwargs
-    found = [i for i, leaf in enumerate(labels) if leaf is call.y_true]
-    axis = options.get("axis", -1)
+    num_classes = int(call.y_pred.shape[options.get("axis", -1)])
     ignored = options.get("ignore_class")
-    return [LabelRange(i, int(call.y_pred.shape[axis]), ignored) for i in found]
+    indices = [i for i, leaf in enumerate(labels) if leaf is call.y_true]
+    return [LabelRange(i, num_classes, ignored) for i in indices]
 
 
 def warn_of_broadcast(call: LossCall) -> bool:
     """Warn if one of Keras' losses broadcasts labels against an output; return whether it does."""
-    is_elementwise = any(
-        getattr(call.loss, "fn", None) is getattr(keras.losses, name) for name in _ELEMENTWISE
-    )
-    given, made = (tuple(getattr(each, "shape", ())) for each in (call.y_true, call.y_pred))
-    if not is_elementwise or _are_alike(given, made):
+    functions = [getattr(keras.losses, name) for name in _ELEMENTWISE]
+    labels = tuple(getattr(call.y_true, "shape", ()))
+    outputs = tuple(getattr(call.y_pred, "shape", ()))
+    one, two = axes_to_compare(labels, outputs)
+    are_alike = len(one) == len(two)
+    for a, b in zip(one, two, strict=False):
+        are_alike &= a == b or a is None or b is None
+    if getattr(call.loss, "fn", None) not in functions or are_alike:
         return False
-    shapes = [f"({', '.join(['rows', *map(str, shape[1:])])})" for shape in (given, made)]
     must = f"The labels of the loss {call.name!r} must have the shape of the output."
     received = (
-        f"labels of shape {shapes[0]}, outputs of shape {shapes[1]}: the loss broadcasts them, "
-        "as in Keras"
+        f"labels of shape {text_of_shape(labels)}, outputs of shape {text_of_shape(outputs)}: the "
+        "loss broadcasts them, as in Keras"
     )
-    warn(
-        message(
-            must,
-            received,
-            "pass labels of the output's shape, or give the last layer as many units as labels.",
-        )
-    )
+    attempt = "pass labels of the output's shape, or give the last layer as many units as labels."
+    warn(message(must, received, attempt))
     return True
 
 
-def _are_alike(given: tuple, made: tuple) -> bool:
-    """Whether shapes are equal as far as they are known; Keras adds or drops a last axis of length
-    1.
-    """
-    if abs(len(given) - len(made)) == 1:
-        longer = max(given, made, key=len)
-        given, made = (
-            shape[:-1] if shape is longer and shape[-1] == 1 else shape for shape in (given, made)
-        )
-    pairs = list(zip(given[1:], made[1:], strict=False))
-    return len(given) == len(made) and all(a == b or a is None or b is None for a, b in pairs)
+def text_of_shape(shape: tuple) -> str:
+    """Return a shape as text, with "rows" in place of their number."""
+    return f"({', '.join(['rows', *map(str, shape[1:])])})"
+
+
+def axes_to_compare(one: tuple, two: tuple) -> tuple[tuple, tuple]:
+    """Return two shapes without their rows, and without a last axis of 1 that only one has."""
+    if len(one) == len(two) + 1 and one[-1] == 1:
+        one = one[:-1]
+    if len(two) == len(one) + 1 and two[-1] == 1:
+        two = two[:-1]
+    return one[1:], two[1:]
 
 
 def check_labels(
-    ranges: Collection[LabelRange], batch: Tree, numbers: np.ndarray | None = None
+    ranges: Collection[LabelRange],
+    batch: Tree,
+    numbers: np.ndarray | None = None,
 ) -> None:
-    """Refuse class numbers that the model has no output for: backends would count them as nothing,
-    or as garbage.
+    """Refuse class numbers that have no output: backends would ignore them, or return garbage.
 
     Args:
         numbers: the row numbers to report; None to count from 0.
@@ -352,17 +371,19 @@ def check_labels(
         values = leaves[place]
         if values.dtype.kind in "iu" and values.min() >= 0 and values.max() < num_classes:
             continue
-        label, _ = tree.named_leaves(unpack(batch)[1], "y")[place]
         good = (values >= 0) & (values < num_classes)
-        good = good if values.dtype.kind != "f" else good & (values == np.floor(values))
-        good = good if ignored is None else good | (values == ignored)
-        bad = np.flatnonzero(~np.reshape(good, (len(values), -1)).all(axis=1))
+        if values.dtype.kind == "f":
+            good &= values == np.floor(values)
+        if ignored is not None:
+            good |= values == ignored
+        by_row = np.reshape(good, (len(values), -1))
+        bad = np.flatnonzero(~by_row.all(axis=1))
         if bad.size:
+            name, _ = tree.named_leaves(unpack(batch)[1], "y")[place]
             must = (
-                f"Class numbers in {label} must be whole and lie in 0..{num_classes - 1}: the "
-                f"model has {num_classes} "
+                f"Class numbers in {name} must be whole and lie in 0..{num_classes - 1}: the model "
+                f"has {num_classes} outputs."
             )
-            must += "outputs."
             received = f"{values[bad[0]]} in row {bad[0] if numbers is None else numbers[bad[0]]}"
             attempt = "renumber the classes, widen the last layer, or set ignore_class."
             raise BatchError(message(must, received, attempt))

@@ -1,6 +1,4 @@
-"""Explain batches that a model cannot take: the error of a layer or backend becomes a
-BatchError.
-"""
+"""Explain batches that a model cannot take: an error of a layer or backend becomes a BatchError."""
 
 import linecache
 import re
@@ -15,7 +13,7 @@ from wholestep import tree
 from wholestep.data import NUMBER_CLASSES, Batch
 from wholestep.errors import BatchError, SpecificationError, WholestepError, message
 from wholestep.model.compiled import is_overridden, layers, unpack, without_labels
-from wholestep.model.losses import CompiledObjective
+from wholestep.model.losses import CompiledObjective, axes_to_compare, text_of_shape
 from wholestep.model.objective import Objective
 from wholestep.tree import Tensor, Tree
 
@@ -31,10 +29,13 @@ _SHAPES = "ncompatible shapes", "imensions must be equal"  # of JAX, and of Tens
 
 @contextmanager
 def explained(
-    model: keras.Model, objective: Objective | None, batch: Tree, *, inputs_only: bool = False
+    model: keras.Model,
+    objective: Objective | None,
+    batch: Tree,
+    *,
+    inputs_only: bool = False,
 ) -> Iterator[None]:
-    """Return a context for calls of the model: an error because of the batch becomes a BatchError,
-    its cause chained.
+    """Context of a call of the model: an error because of the batch becomes a chained BatchError.
 
     The parts that a compiled model needs are known; for an objective's batch, only the model's
     error message is. All other errors are raised unchanged.
@@ -47,31 +48,34 @@ def explained(
         SpecificationError: a layer computes on the host, which a compiled program cannot.
     """
     is_compiled = objective is None or isinstance(objective, CompiledObjective)
-    x, y, weight = (
-        (batch, None, None) if inputs_only else unpack(batch) if is_compiled else (None, None, None)
-    )
+    x, y, weight = None, None, None
+    if inputs_only:
+        x = batch
+    elif is_compiled:
+        x, y, weight = unpack(batch)
     _check_text(model, x)
     try:
         yield
     except WholestepError:
         raise
     except Exception as error:
-        message = None
-        if is_compiled and not inputs_only:
-            message = without_labels(model, batch)
-        message = message or _of_inputs(model, x, str(error)) or _of_keys(x, error)
-        message = message or _of_missing(y) or _of_weights(y, weight, str(error))
-        if message is None and (untraceable := _untraceable(model, error)):
+        needs_labels = is_compiled and not inputs_only
+        explanation = (
+            (without_labels(model, batch) if needs_labels else None)
+            or _of_inputs(model, x, str(error))
+            or _of_keys(x, error)
+            or _of_missing(y)
+            or _of_weights(y, weight, str(error))
+        )
+        if explanation is not None:
+            raise BatchError(explanation) from error
+        if (untraceable := _untraceable(model, error)) is not None:
             raise SpecificationError(untraceable) from error
-        if message is None:
-            raise
-        raise BatchError(message) from error
+        raise
 
 
 class named:  # noqa: N801  it is used as a function
-    """A context that adds the position of a loaded batch to its error; not a generator, as each
-    update enters it.
-    """
+    """Context that adds a loaded batch's position to its error; no generator, for speed."""
 
     def __init__(self, batch: Batch):
         self._batch = batch
@@ -94,8 +98,7 @@ def check_parts(model: keras.Model, batch: Tree) -> None:
 
 
 def check_labels_are_numbers(model: keras.Model, batch: Tree) -> None:
-    """Refuse text among the labels and weights, unless a `compute_loss` of the model's own may take
-    it.
+    """Refuse text among the labels and weights, except for a custom `compute_loss`.
 
     Raises:
         BatchError: the labels or weights hold text or ragged rows.
@@ -104,13 +107,12 @@ def check_labels_are_numbers(model: keras.Model, batch: Tree) -> None:
         return
     _, y, weight = unpack(batch)
     if names := _of_objects(y, "y"):
-        raise BatchError(
-            message("Labels must be numbers.", f"text or ragged rows in {names}", NUMBER_CLASSES)
-        )
+        received = f"text or ragged rows in {names}"
+        raise BatchError(message("Labels must be numbers.", received, NUMBER_CLASSES))
     if names := _of_objects(weight, "sample_weight"):
-        must = "Sample weights must be numbers."
+        received = f"text or ragged rows in {names}"
         attempt = "one number for each row."
-        raise BatchError(message(must, f"text or ragged rows in {names}", attempt))
+        raise BatchError(message("Sample weights must be numbers.", received, attempt))
 
 
 def _of_objects(part: Tree, root: str) -> str:
@@ -119,18 +121,15 @@ def _of_objects(part: Tree, root: str) -> str:
 
 
 def _check_text(model: keras.Model, x: Tree) -> None:
-    """Refuse text for a model whose inputs are numbers: TensorFlow would fail only inside its
-    program.
-    """
+    """Refuse text for a model of numbers: TensorFlow would fail only inside its program."""
     names = [name for name, leaf in tree.named_leaves(x, "x") if _is_text(leaf)]
     kinds = [tensor.dtype for tensor in getattr(model, "inputs", None) or []]
     if names and kinds and "string" not in kinds:
         must = f"The model takes numbers of type {', '.join(dict.fromkeys(kinds))}."
         attempt = (
             "encode strings as integers first, or begin the model with keras.Input((1,), "
-            "dtype='string') and a "
+            "dtype='string') and a TextVectorization, StringLookup or Hashing."
         )
-        attempt += "TextVectorization, StringLookup or Hashing."
         raise BatchError(message(must, f"text in {', '.join(names)}", attempt))
 
 
@@ -144,24 +143,25 @@ def _of_inputs(model: keras.Model, x: Tree, words: str) -> str | None:
     wanted = _wanted(model)
     if x is not None and wanted and (attempt := _misfit(wanted, x)):
         return message(f"The model takes {_list(wanted)}.", _list(_given(x)), attempt)
-    line = next(
-        (line for line in words.splitlines() if any(known in line for known in _MISFITS)), None
-    )
-    if line is None:
+    lines = [line for line in words.splitlines() if any(known in line for known in _MISFITS)]
+    if not lines:
         return None
-    received = line.replace("\x1b[1m", "").replace("\x1b[0m", "").strip()
-    received = received if x is None else f"{_list(_given(x))} ({received})"
-    return message(
-        "The model must be able to take the batch.", received, "give it what it was built for."
-    )
+    received = lines[0].replace("\x1b[1m", "").replace("\x1b[0m", "").strip()
+    if x is not None:
+        received = f"{_list(_given(x))} ({received})"
+    must = "The model must be able to take the batch."
+    return message(must, received, "give it what it was built for.")
 
 
 def _of_keys(x: Tree, error: BaseException) -> str | None:
     """Refuse a dict of inputs that lacks a key which the model's code reads."""
+    if not isinstance(x, dict):
+        return None
     missing = None
-    cause = error if isinstance(x, dict) else None
-    while cause is not None and isinstance(x, dict):
-        missing = cause.args[0] if type(cause) is KeyError and _reads(cause, x) else missing
+    cause: BaseException | None = error
+    while cause is not None:
+        if type(cause) is KeyError and _reads(cause, x):
+            missing = cause.args[0]
         cause = cause.__context__  # Keras raises other errors after the first, which is the model's
     if missing is None:
         return None
@@ -170,24 +170,20 @@ def _of_keys(x: Tree, error: BaseException) -> str | None:
 
 
 def _reads(error: KeyError, x: dict) -> bool:
-    """Whether the expression that raised an error begins with a variable that holds a dict with the
-    keys of `x`.
-    """
+    """Whether an error's expression begins with a variable that has the keys of `x`."""
     if error.__traceback__ is None or error.args[0] in x:
         return False
     at = traceback.extract_tb(error.__traceback__)[-1]
     frame = [*traceback.walk_tb(error.__traceback__)][-1][0]
-    name = re.match(r"\w*", linecache.getline(at.filename, at.lineno or 0)[at.colno :])
-    held = frame.f_locals.get(name[0]) if name else None
-    return isinstance(held, dict) and held.keys() == x.keys()
+    code = linecache.getline(at.filename, at.lineno or 0)[at.colno :]
+    name = re.match(r"\w*", code)
+    variable = frame.f_locals.get(name[0]) if name else None
+    return isinstance(variable, dict) and variable.keys() == x.keys()
 
 
 def _of_missing(y: Tree) -> str | None:
-    missing = [
-        tree.name(path, "y")
-        for path, leaf in keras.tree.flatten_with_path(y)
-        if leaf is None and path
-    ]
+    leaves = keras.tree.flatten_with_path(y)
+    missing = [tree.name(path, "y") for path, leaf in leaves if leaf is None and path]
     if not missing:
         return None
     must = "Every output with a loss needs labels."
@@ -196,49 +192,37 @@ def _of_missing(y: Tree) -> str | None:
 
 
 def _of_weights(y: Tree, weight: Tree, words: str) -> str | None:
-    """Refuse weights that do not lead the labels' axes; a loss sums the last axis, unless it holds
-    class numbers.
-    """
+    """Refuse weights that do not lead the labels' axes; a loss sums the last, except of classes."""
     if y is None or weight is None:
         return None
     if isinstance(y, dict) and isinstance(weight, dict) and y.keys() != weight.keys():
         must = "sample_weight must name the outputs that the labels name."
         received = f"weights for {', '.join(weight)} beside labels for {', '.join(y)}"
-        return message(
-            must,
-            received,
-            "give None to an output without weights, as in {'a': weights, 'b': None}.",
-        )
-    labels = [
-        tuple(leaf.shape) if "int" in str(leaf.dtype) else tuple(leaf.shape)[:-1]
-        for leaf in tree.leaves(y)
-    ]
+        attempt = "give None to an output without weights, as in {'a': weights, 'b': None}."
+        return message(must, received, attempt)
+    places = []
+    for leaf in tree.leaves(y):
+        shape = tuple(leaf.shape)
+        places.append(shape if "int" in str(leaf.dtype) else shape[:-1])
     for name, leaf in tree.named_leaves(weight, "sample_weight"):
         shape = tuple(leaf.shape)
-        while len(shape) > 1 and shape[-1] == 1:
-            shape = shape[:-1]
-        if len(shape) > 1 and not any(shape == of_labels[: len(shape)] for of_labels in labels):
-            must = (
-                f"{name} must hold one number for each row, or for each of the places that the "
-                "loss tells apart."
-            )
-            received = f"{_list([(name, leaf.shape)])} beside {_list(_given(y, 'labels'))}"
-            return message(must, received, "pass weights of shape (rows,).")
-        if (
-            len(leaf.shape) == 1
-            and max(map(len, labels)) > 1
-            and any(known in words for known in _SHAPES)
-        ):
+        received = f"{_list([(name, shape)])} beside {_list(_given(y, 'labels'))}"
+        has_places = max(map(len, places)) > 1
+        if len(shape) == 1 and has_places and any(known in words for known in _SHAPES):
             must = (
                 f"{name} must have an axis beside the rows where the output has places, as a "
                 "sequence has."
             )
-            received = f"{_list([(name, leaf.shape)])} beside {_list(_given(y, 'labels'))}"
-            return message(
-                must,
-                received,
-                f"pass {name}[:, None], one number for each row, or one for each place.",
+            attempt = f"pass {name}[:, None], one number for each row, or one for each place."
+            return message(must, received, attempt)
+        while len(shape) > 1 and shape[-1] == 1:
+            shape = shape[:-1]
+        if len(shape) > 1 and shape not in [known[: len(shape)] for known in places]:
+            must = (
+                f"{name} must hold one number for each row, or for each of the places that the "
+                "loss tells apart."
             )
+            return message(must, received, "pass weights of shape (rows,).")
     return None
 
 
@@ -259,36 +243,34 @@ def _misfit(wanted: list[tuple[str, tuple]], x: Tree) -> str | None:
         if len(wanted) == 1 and names[0] not in x:
             return "pass the array itself, or name the Input as the dict does."
         if missing := [name for name in names if name not in x]:
-            named = ", ".join(missing)
             return (
-                f"name the parts of x as the model's inputs: {named} missing (None, for an "
-                "input that is optional)."
+                f"name the parts of x as the model's inputs: {', '.join(missing)} missing (None, "
+                "for an input that is optional)."
             )
         given = [x[name] for name in names]
     else:
         given = keras.tree.flatten(x)
     if len(given) != len(wanted):
         return "pass as many arrays as the model has inputs."
-    pairs = [
-        (leaf, shape) for leaf, (_, shape) in zip(given, wanted, strict=True) if leaf is not None
-    ]
-    fit = all(_fits(_shape(leaf), shape) for leaf, shape in pairs)
-    return None if fit else "give the rows this shape, or build the model for theirs."
+    for leaf, (_, shape) in zip(given, wanted, strict=True):
+        if leaf is not None and not _fits(_shape(leaf), shape):
+            return "give the rows this shape, or build the model for theirs."
+    return None
 
 
 def _shape(leaf: Tensor) -> tuple:
     """Return a leaf's shape; the axis of ragged rows has the length None."""
-    return (len(leaf), None, *leaf[0].shape[1:]) if tree.is_ragged(leaf) else tuple(leaf.shape)
+    if tree.is_ragged(leaf):
+        return len(leaf), None, *leaf[0].shape[1:]
+    return tuple(leaf.shape)
 
 
 def _fits(given: tuple, wanted: tuple) -> bool:
     """Whether a shape fits the wanted one; a last axis of length 1 may be missing or added."""
-    if abs(len(given) - len(wanted)) == 1:
-        longer = max(given, wanted, key=len)
-        given, wanted = (s[:-1] if s is longer and s[-1] == 1 else s for s in (given, wanted))
-    return len(given) == len(wanted) and all(
-        w is None or g == w for g, w in zip(given[1:], wanted[1:], strict=True)
-    )
+    given, wanted = axes_to_compare(given, wanted)
+    if len(given) != len(wanted):
+        return False
+    return all(w is None or g == w for g, w in zip(given, wanted, strict=True))
 
 
 def _untraceable(model: keras.Model, error: Exception) -> str | None:
@@ -307,6 +289,4 @@ def _untraceable(model: keras.Model, error: Exception) -> str | None:
 
 
 def _list(named: list[tuple[str, tuple]]) -> str:
-    return ", ".join(
-        f"{name} of shape ({', '.join(['rows', *map(str, shape[1:])])})" for name, shape in named
-    )
+    return ", ".join(f"{name} of shape {text_of_shape(shape)}" for name, shape in named)

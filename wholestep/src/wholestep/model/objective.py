@@ -28,10 +28,9 @@ class _Shown:
     """Terms are shown by the shapes of their parts."""
 
     def __repr__(self) -> str:
-        parts = ", ".join(
-            f"{name}={shown(part)}" for name, part in vars(self).items() if part is not None
-        )
-        return f"{type(self).__name__}({parts})"
+        parts = {name: part for name, part in vars(self).items() if part is not None}
+        text = ", ".join(f"{name}={shown(part)}" for name, part in parts.items())
+        return f"{type(self).__name__}({text})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,14 +57,12 @@ class Mean(_Shown):
     coefficient: float = 1.0
 
     def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return (sum of values * weights, sum of weights), two scalars; `row_weights` is (rows,)
-        or None.
-        """
-        values = wide(self.values)
-        weights = _weigh(values, self.weights, row_weights)
+        """Return the scalars (sum of values * weights, sum of weights); row_weights: (rows,)."""
+        total, weights = _weighted_sum(self.values, self.weights, row_weights)
         if weights is None:
-            return ops.sum(values), ops.cast(math.prod(ops.shape(values)), values.dtype)
-        return ops.sum(selected(values, weights)), ops.sum(weights)
+            num_values = math.prod(ops.shape(self.values))
+            return total, ops.cast(num_values, total.dtype)
+        return total, ops.sum(weights)
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,14 +85,12 @@ class Sum(_Shown):
 
     def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (sum of values * weights, 1), two scalars."""
-        values = wide(self.values)
-        weights = _weigh(values, self.weights, row_weights)
-        total = ops.sum(values if weights is None else selected(values, weights))
+        total, _ = _weighted_sum(self.values, self.weights, row_weights)
         return total, ops.ones((), total.dtype)
 
 
 @dataclass(frozen=True, repr=False)
-class Whole(_Shown):
+class ScalarTerm(_Shown):
     """A loss that is a single number, and so cannot be cut."""
 
     values: Tensor
@@ -104,10 +99,11 @@ class Whole(_Shown):
 
     def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (the number, 1)."""
-        return wide(self.values), ops.ones((), wide(self.values).dtype)
+        value = wide(self.values)
+        return value, ops.ones((), value.dtype)
 
 
-Term = Mean | Sum | Whole
+Term = Mean | Sum | ScalarTerm
 
 
 def check(term: Term, label: str, num_rows: int) -> Term:
@@ -116,11 +112,10 @@ def check(term: Term, label: str, num_rows: int) -> Term:
     Raises:
         SpecificationError: no leading row axis, or weights that do not fit.
     """
-    term = replace(
-        term, values=_counted(term.values, num_rows), weights=_counted(term.weights, num_rows)
-    )
-    shape = tuple(term.values.shape)
-    if not shape or shape[0] != num_rows:
+    values = _counted(term.values, num_rows)
+    weights = None if term.weights is None else _counted(term.weights, num_rows)
+    shape = tuple(values.shape)
+    if shape[:1] != (num_rows,):
         must = (
             f"The values of {label} must have the {num_rows} rows of the batch on their "
             "leading axis."
@@ -130,30 +125,31 @@ def check(term: Term, label: str, num_rows: int) -> Term:
             "Mean(keras.losses.mean_squared_error(y, prediction))."
         )
         raise SpecificationError(message(must, f"values of shape {shape}", attempt))
-    weights = shape if term.weights is None else tuple(term.weights.shape)
-    fits = 0 < len(weights) <= len(shape) and all(map(_may_fit, weights[1:], shape[1:]))
-    if not fits or weights[0] != shape[0]:
+    if weights is not None and not _may_lead(tuple(weights.shape), shape):
         must = f"The weights of {label} must have the shape of its values, or its leading part."
+        received = f"values of shape {shape} and weights of shape {tuple(weights.shape)}"
         attempt = "return weights of shape (rows,) or of the values' own shape."
-        raise SpecificationError(
-            message(must, f"values of shape {shape} and weights of shape {weights}", attempt)
-        )
-    is_float = "float" in str(term.values.dtype)
-    return term if is_float else replace(term, values=ops.cast(term.values, "float32"))
+        raise SpecificationError(message(must, received, attempt))
+    if "float" not in str(values.dtype):
+        values = ops.cast(values, "float32")
+    return replace(term, values=values, weights=weights)
 
 
-def _counted(values: Tensor | None, num_rows: int) -> Any:
-    """Return values with the static number of rows, which a layer may have lost; other unknown
-    sizes stay unknown.
-    """
-    if values is None or len(values.shape) == 0 or values.shape[0] is not None:
+def _counted(values: Tensor, num_rows: int) -> Any:
+    """Return values with the static number of rows, which a layer may have lost."""
+    if len(values.shape) == 0 or values.shape[0] is not None:
         return values
     return ops.reshape(values, (num_rows, *ops.shape(values)[1:]))  # not -1, which could mix rows
 
 
-def _may_fit(weights: int | None, values: int | None) -> bool:
-    """Whether an axis of weights fits an axis of values, as far as the static lengths show."""
-    return weights in (None, 1, values) or values is None
+def _may_lead(weights: tuple[Any, ...], values: tuple[Any, ...]) -> bool:
+    """Whether axes of weights fit the leading axes of values, as far as lengths are known."""
+    if not 0 < len(weights) <= len(values) or weights[0] != values[0]:
+        return False
+    for weight, value in zip(weights[1:], values[1:], strict=False):
+        if weight not in (None, 1, value) and value is not None:
+            return False
+    return True
 
 
 def _align(weights: Tensor, values: Tensor) -> Tensor:
@@ -162,11 +158,18 @@ def _align(weights: Tensor, values: Tensor) -> Tensor:
     return ops.broadcast_to(ops.cast(weights, values.dtype), ops.shape(values))
 
 
-def _weigh(values: Tensor, weights: Tensor | None, row_weights: Tensor | None) -> Tensor | None:
+def _weighted_sum(
+    values: Tensor,
+    weights: Tensor | None,
+    row_weights: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return sum(values * weights), and the weights, broadcast; None if all are 1."""
+    values = wide(values)
     given = [_align(w, values) for w in (weights, row_weights) if w is not None]
     if not given:
-        return None
-    return given[0] if len(given) == 1 else given[0] * given[1]
+        return ops.sum(values), None
+    product = given[0] if len(given) == 1 else given[0] * given[1]
+    return ops.sum(selected(values, product)), product
 
 
 def selected(values: Tensor, weights: Tensor) -> Tensor:
@@ -175,63 +178,68 @@ def selected(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def lengthened(weights: Tensor, rank: int) -> Tensor:
-    """Return weights with axes of length 1 added at the end, so that theirs are the leading axes of
-    the values.
-    """
-    return ops.reshape(weights, tuple(ops.shape(weights)) + (1,) * (rank - len(weights.shape)))
+    """Return weights with axes of length 1 at the end, so that theirs are the leading axes."""
+    added = [1] * (rank - len(weights.shape))
+    return ops.reshape(weights, (*ops.shape(weights), *added))
 
 
 def as_tensor(value: Tensor) -> Tensor:
-    """Return a number as a tensor. Keras takes TensorFlow's variables for tensors, and reads them
-    out of scope.
-    """
-    return ops.convert_to_tensor(value.value if isinstance(value, keras.Variable) else value)
+    """Return a number as a tensor; Keras would read TensorFlow's variables out of scope."""
+    if isinstance(value, keras.Variable):
+        value = value.value
+    return ops.convert_to_tensor(value)
 
 
 def wide(value: Tensor) -> Tensor:
-    """Return a value in floatx or wider, independent of the model's compute dtype: float16 counts
-    to 65504.
-    """
-    return value if str(value.dtype).endswith("float64") else ops.cast(value, keras.config.floatx())
+    """Return a value in floatx or wider, not in the compute dtype: float16 ends at 65504."""
+    if str(value.dtype).endswith("float64"):
+        return value
+    return ops.cast(value, keras.config.floatx())
 
 
 def checked(terms: dict[str, Term], num_rows: int) -> dict[str, Term]:
     """Return the terms of an objective, each with one value per row."""
-    return {
-        k: t if isinstance(t, Whole) else check(t, _label(k), num_rows) for k, t in terms.items()
-    }
+    good: dict[str, Term] = {}
+    for label, term in terms.items():
+        is_scalar = isinstance(term, ScalarTerm)
+        good[label] = term if is_scalar else check(term, _label(label), num_rows)
+    return good
 
 
 def refuse_broadcasts(shorter: dict[str, Term], num_rows: int) -> None:
-    """Refuse values whose second axis grows with the rows: labels (rows,) broadcast against
-    predictions (rows, 1).
+    """Refuse labels (rows,) broadcast against predictions (rows, 1), to (rows, rows).
+
+    Args:
+        shorter: the terms on one row less; those whose second axis has shrunk, too, are refused.
     """
     for label, term in shorter.items():
-        if term.values.shape[1] == num_rows - 1:
-            must = (
-                f"The values of {_label(label)} must be one per row; labels of shape (rows,) "
-                "broadcast against "
-            )
-            must += "predictions of shape (rows, 1) to (rows, rows)."
-            attempt = (
-                "give labels and predictions the same rank; for a loss over pairs, sum over "
-                "the second axis."
-            )
-            raise SpecificationError(
-                message(must, f"values of shape {(num_rows, num_rows)}", attempt)
-            )
+        if term.values.shape[1] != num_rows - 1:
+            continue
+        must = (
+            f"The values of {_label(label)} must be one per row; labels of shape (rows,) broadcast "
+            "against predictions of shape (rows, 1) to (rows, rows)."
+        )
+        received = f"values of shape {(num_rows, num_rows)}"
+        attempt = (
+            "give labels and predictions the same rank; for a loss over pairs, sum over the second "
+            "axis."
+        )
+        raise SpecificationError(message(must, received, attempt))
 
 
 def by_row(term: Term) -> tuple[Tensor, Tensor]:
     """Return (values, weights) of every row, both (rows,)."""
-    if isinstance(term, Whole):
+    if isinstance(term, ScalarTerm):
         return term.values[None], ops.ones((1,))
     values = term.values
-    weights = term.weights
-    weights = ops.ones_like(values) if weights is None else weights
-    axes = tuple(range(1, len(values.shape)))
-    others = tuple(range(1, len(weights.shape)))
-    return ops.sum(values, axis=axes), ops.sum(ops.cast(weights, values.dtype), axis=others)
+    weights = ops.ones_like(values) if term.weights is None else term.weights
+    weights = ops.cast(weights, values.dtype)
+    return _sum_of_row(values), _sum_of_row(weights)
+
+
+def _sum_of_row(values: Tensor) -> Tensor:
+    axes = range(1, len(values.shape))
+    return ops.sum(values, axis=tuple(axes))
 
 
 def _label(name: str) -> str:
@@ -283,14 +291,12 @@ def with_mask_of(value: Tensor, other: Tensor) -> Tensor:
 
 
 def uncast() -> AbstractContextManager[object]:
-    """Return a scope in which variables are read in their own dtype, not in the layer's compute
-    dtype.
-    """
+    """Return a scope in which variables are read in their own dtype, not in the compute dtype."""
     return backend.AutocastScope(None)
 
 
 @dataclass(frozen=True)
-class Score:
+class MetricUpdate:
     """The arguments of one Keras metric's update on a batch."""
 
     metric: keras.metrics.Metric
@@ -305,43 +311,43 @@ class Score:
         if not isinstance(self.metric, keras.metrics.MeanMetricWrapper) or fn is None:
             return False
         options = self.metric._fn_kwargs
-        if options.get("axis") in (0, -len(getattr(self.y_pred, "shape", ()))):
+        rank = len(getattr(self.y_pred, "shape", ()))
+        if options.get("axis") in (0, -rank):
             return True
         values = fn(self.y_true, self.y_pred, **options)
-        return tuple(getattr(values, "shape", ()))[:1] not in (
-            (tree.num_rows(self.y_pred),),
-            (None,),
-        )
+        num_rows = tuple(getattr(values, "shape", ()))[:1]
+        return num_rows not in ((tree.num_rows(self.y_pred),), (None,))
 
-    def part(self, rows: slice) -> "Score":
-        """Return the arguments of the metric for these rows."""
-        mask = get_keras_mask(self.y_pred)
-        y_true, y_pred, weight = (
-            None if given is None else tree.map_leaves(lambda leaf: leaf[rows], given)
-            for given in (self.y_true, self.y_pred, self.weight)
-        )
-        if mask is not None:
+    def part(self, rows: slice) -> "MetricUpdate":
+        """Return the update on these rows."""
+
+        def part(data: Tree) -> Any:
+            return tree.map_leaves(lambda leaf: leaf[rows], data)
+
+        y_pred = part(self.y_pred)
+        if (mask := get_keras_mask(self.y_pred)) is not None:
             set_keras_mask(y_pred, mask[rows])
-        return Score(self.metric, y_true, y_pred, weight)
+        return MetricUpdate(self.metric, part(self.y_true), y_pred, part(self.weight))
 
-    def update(self, row_weights: Tensor | None) -> None:
+    def run(self, row_weights: Tensor | None) -> None:
         """Update the metric; rows of weight 0 count for nothing."""
         given = [w for w in (self.weight, row_weights) if w is not None]
         if not given or self.is_whole:
             self.metric.update_state(self.y_true, self.y_pred)
             return
         rank = max(self._least_rank, *(len(w.shape) for w in given))
-        weight = math.prod(ops.cast(lengthened(w, rank), keras.config.floatx()) for w in given)
+        floatx = keras.config.floatx()
+        weight = math.prod(ops.cast(lengthened(w, rank), floatx) for w in given)
         if isinstance(self.metric, keras.metrics.IoU):  # which flattens labels and weights
             shape = self._shape_of_classes(rank)
             weight = ops.broadcast_to(lengthened(weight, len(shape)), shape)
-            weight = weight if self.weight is not None else ops.cast(weight, self.metric.dtype)
+            if self.weight is None:
+                weight = ops.cast(weight, self.metric.dtype)
         self.metric.update_state(self.y_true, self.y_pred, sample_weight=weight)
 
     @property
     def _least_rank(self) -> int:
-        """The least rank at which weights lead the axes of the values: Keras aligns lower ranks
-        with the last axes.
+        """The least rank of weights that lead the values' axes: Keras aligns others at the end.
 
         It is the mask's rank; for AUC and its kin, the predictions' rank minus 1, as they add the
         last axis.
@@ -352,9 +358,7 @@ class Score:
         return 1 if mask is None else len(mask.shape)
 
     def _shape_of_classes(self, rank: int) -> tuple[int, ...]:
-        """Return the shape of the labels as class numbers, with axes of length 1 if the weights
-        have more.
-        """
+        """Return the shape of the class numbers, with axes of length 1 up to the weights' rank."""
         shape = [*ops.shape(self.y_true)]
         if not self.metric.sparse_y_true:
             del shape[self.metric.axis]
@@ -366,15 +370,14 @@ def leave_rows_out(metrics: list[keras.metrics.Metric] | None) -> bool | None:
 
     Keras' metrics do. A user-defined `update_state` may take weights and not use them.
     """
-    if metrics is None or not all(
-        "sample_weight" in inspect.signature(m.update_state).parameters for m in metrics
-    ):
+    if metrics is None:
         return False
-    return (
-        True
-        if all(type(m).update_state.__module__.split(".")[0] == "keras" for m in metrics)
-        else None
-    )
+    functions = [m.update_state for m in metrics]
+    if not all("sample_weight" in inspect.signature(f).parameters for f in functions):
+        return False
+    modules = [type(m).update_state.__module__ for m in metrics]
+    are_keras = all(module.split(".")[0] == "keras" for module in modules)
+    return are_keras or None
 
 
 class LabelRange(NamedTuple):
@@ -385,50 +388,53 @@ class LabelRange(NamedTuple):
     ignored: int | None
 
 
-class Reading(NamedTuple):
-    """The normalised result of an objective: loss terms, terms that are only reported, and metric
-    updates.
+class ObjectiveOutput(NamedTuple):
+    """The normalised result of an objective.
 
     Args:
+        reported: terms that are reported, and no part of the loss.
         is_complete: whether the terms already include the model's regularisation and `add_loss`.
         divisors: the leaves of the sample weights by which a mean is divided.
     """
 
     terms: dict[str, Term]
     reported: dict[str, Term]
-    scores: list[Score]
+    metric_updates: list[MetricUpdate]
     is_complete: bool = False
     label_ranges: tuple[LabelRange, ...] = ()
     divisors: tuple[int, ...] = ()
 
 
-def read(result: object, metrics: dict[str, keras.metrics.Metric]) -> Reading:
+def read(result: object, metrics: dict[str, keras.metrics.Metric]) -> ObjectiveOutput:
     """Normalise the result of an objective.
 
     Raises:
         SpecificationError: the result is neither a Mean, a Sum nor a mapping of them.
     """
-    if isinstance(result, Reading):
+    if isinstance(result, ObjectiveOutput):
         return result
-    given, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-    named = given if isinstance(given, Mapping) else {"": given}
+    loss: Any = result
+    extra: Any = {}
+    if isinstance(result, tuple) and len(result) == 2:
+        loss, extra = result
+    named = loss if isinstance(loss, Mapping) else {"": loss}
     terms = {label: _term(term, label) for label, term in named.items()}
-    reported: dict[str, Term] = {
-        label: term for label, term in extra.items() if isinstance(term, Mean | Sum)
-    }
-    scores = [
-        _score(label, given, metrics) for label, given in extra.items() if label not in reported
-    ]
+    reported: dict[str, Term] = {}
+    updates = []
+    for label, value in extra.items():
+        if isinstance(value, Mean | Sum):
+            reported[label] = value
+        else:
+            updates.append(_metric_update(label, value, metrics))
     names = [*filter(None, terms), *extra]
     if "loss" in names:
         must = "'loss' is the name of the total: no term and no metric may have it."
         attempt = "rename it; or return a single Mean or Sum without a name."
         raise SpecificationError(message(must, names, attempt))
     if len(set(names)) < len(names):
-        raise SpecificationError(
-            message("Terms and metrics must have distinct names.", names, "rename them.")
-        )
-    return Reading(terms, reported, scores)
+        must = "Terms and metrics must have distinct names."
+        raise SpecificationError(message(must, names, "rename them."))
+    return ObjectiveOutput(terms, reported, updates)
 
 
 def _term(term: object, label: str) -> Term:
@@ -436,22 +442,24 @@ def _term(term: object, label: str) -> Term:
         return term
     shape = getattr(term, "shape", None)
     received = type(term).__name__ if shape is None else f"an array of shape {tuple(shape)}"
-    must = (
-        "An objective must return a Mean, a Sum or a mapping of "
-        f"them{f' (term {label!r})' if label else ''}."
-    )
+    of_term = f" (term {label!r})" if label else ""
+    must = f"An objective must return a Mean, a Sum or a mapping of them{of_term}."
     attempt = (
         "return Mean(values, weights) with one unreduced value per row; the update divides once."
     )
     raise SpecificationError(message(must, received, attempt))
 
 
-def _score(label: str, given: object, metrics: dict[str, keras.metrics.Metric]) -> Score:
-    if label not in metrics or not isinstance(given, tuple):
+def _metric_update(
+    label: str,
+    arguments: object,
+    metrics: dict[str, keras.metrics.Metric],
+) -> MetricUpdate:
+    if label not in metrics or not isinstance(arguments, tuple):
         must = (
             f"The metric {label!r} must be a Mean, a Sum, or a tuple for a Keras metric of "
             "that name."
         )
         attempt = f"pass Trainer(metrics=[...]) with one named {label!r}; it has {sorted(metrics)}."
-        raise SpecificationError(message(must, type(given).__name__, attempt))
-    return Score(metrics[label], *given)
+        raise SpecificationError(message(must, type(arguments).__name__, attempt))
+    return MetricUpdate(metrics[label], *arguments)

@@ -1,16 +1,14 @@
-"""The trace of an objective: the scope in which it runs, and the properties that the trace
-finds.
-"""
+"""The trace of an objective: the scope in which it runs, and the properties that it finds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import keras
 from keras import ops
 
 from wholestep.errors import SpecificationError, message
 from wholestep.model.draws import DrawFact, Draws
-from wholestep.model.objective import LabelRange, Mean, Reading, Term, Whole
+from wholestep.model.objective import LabelRange, Mean, ObjectiveOutput, ScalarTerm, Term
 from wholestep.state import Variables
 from wholestep.tree import Tensor
 
@@ -32,7 +30,7 @@ class TraceFacts:
         terms: by label, in order.
         has_extra: whether `add_loss` or an activity regulariser added a loss.
         has_whole: whether a loss or metric is a single number.
-        is_complete: whether the terms are the whole loss, see `Reading`.
+        is_complete: whether the terms are the whole loss, see `ObjectiveOutput`.
         moved: the indices of the assigned variables that are not parameters.
         assigned: the indices of the parameters that the forward pass assigns, where the engine
             keeps such assignments.
@@ -69,71 +67,71 @@ class Notes:
     """Collects the properties of an objective during a trace, starting from the known ones."""
 
     def __init__(self, known: TraceFacts):
-        self.terms: dict[str, TermFact] = {}
-        self.has_extra = known.has_extra
-        self.has_whole = known.has_whole
-        self.is_complete = False
-        self.moved = list(known.moved)
-        self.assigned = list(known.assigned)
-        self.captured = list(known.captured)
+        self._facts = replace(known, draws=())
         self.written: list[keras.Variable] = []
         self.draws: Draws | None = None  # of the last call
-        self.label_ranges: tuple[LabelRange, ...] = ()
-        self.divisors: tuple[int, ...] = ()
 
-    def note_reading(self, reading: Reading) -> None:
+    def note_output(self, output: ObjectiveOutput) -> None:
         """Record the terms and metric updates that the objective returned."""
-        terms = reading.terms
-        reported = reading.reported
-        self.terms = _term_facts(terms, counts=True) | _term_facts(reported, counts=False)
-        self.has_whole |= any(isinstance(t, Whole) for t in terms.values()) or any(
-            s.is_whole for s in reading.scores
+        counted = _term_facts(output.terms, counts=True)
+        has_scalar = any(isinstance(term, ScalarTerm) for term in output.terms.values())
+        has_scalar |= any(update.is_whole for update in output.metric_updates)
+        self._facts = replace(
+            self._facts,
+            terms=counted | _term_facts(output.reported, counts=False),
+            has_whole=self._facts.has_whole or has_scalar,
+            is_complete=output.is_complete,
+            label_ranges=output.label_ranges,
+            divisors=output.divisors,
         )
-        self.is_complete = reading.is_complete
-        self.label_ranges = reading.label_ranges
-        self.divisors = reading.divisors
+
+    def note_extra(self) -> None:
+        """Record that `add_loss` or an activity regulariser added a loss."""
+        self._facts = replace(self._facts, has_extra=True)
 
     def note_read(self, variable: keras.Variable, variables: Variables) -> None:
-        """Record the read of a variable that has no value in the scope; it becomes an input of the
-        program.
+        """Record the read of a variable without a value; it becomes an input of the program.
 
         Raises:
             SpecificationError: a metric's result or a regulariser reads the model's own variables.
         """
-        if (
-            _place(variable, [*variables.params, *variables.buffers, *variables.metrics])
-            is not None
-        ):
+        of_model = [*variables.params, *variables.buffers, *variables.metrics]
+        if _index(variable, of_model) is not None:
             must = "A metric's result and a regulariser must not read other variables of the model."
             attempt = "let the objective report it: return (loss, {name: Mean(...)})."
             raise SpecificationError(message(must, variable.path, attempt))
-        if _place(variable, self.captured) is None:
-            self.captured.append(variable)
+        captured = self._facts.captured
+        if _index(variable, captured) is None:
+            self._facts = replace(self._facts, captured=(*captured, variable))
 
     def note_written(self, variable: keras.Variable, variables: Variables) -> None:
-        """Record the assignment of a variable that is no parameter; a foreign variable becomes
-        state.
-        """
-        if _place(variable, variables.metrics) is not None:
+        """Record the assignment of a variable, no parameter; a foreign variable becomes state."""
+        if _index(variable, variables.metrics) is not None:
             return
         known = [*variables.buffers, *self.written]
-        place = _place(variable, known)
-        if place is None:
+        index = _index(variable, known)
+        if index is None:
             self.written.append(variable)
-            place = len(known)
-        if place not in self.moved:
-            self.moved.append(place)
+            index = len(known)
+        if index not in self._facts.moved:
+            self._facts = replace(self._facts, moved=(*self._facts.moved, index))
+
+    def note_assigned(self, index: int) -> None:
+        """Record the assignment of a parameter, where it persists."""
+        if index not in self._facts.assigned:
+            self._facts = replace(self._facts, assigned=(*self._facts.assigned, index))
 
     def facts(self) -> TraceFacts:
         """Return the properties collected so far. An assigned variable is state, not an input."""
-        captured = tuple(v for v in self.captured if _place(v, self.written) is None)
-        found = (self.has_extra, self.has_whole, self.is_complete, tuple(self.moved))
-        checks = (self.label_ranges, self.divisors)
-        return TraceFacts(dict(self.terms), *found, tuple(self.assigned), captured, (), *checks)
+        captured = (v for v in self._facts.captured if _index(v, self.written) is None)
+        return replace(self._facts, captured=tuple(captured))
 
 
 def _term_facts(terms: dict[str, Term], *, counts: bool) -> dict[str, TermFact]:
-    return {k: TermFact(isinstance(t, Mean), t.coefficient, counts) for k, t in terms.items()}
+    facts = {}
+    for label, term in terms.items():
+        facts[label] = TermFact(isinstance(term, Mean), term.coefficient, counts)
+    return facts
 
 
 NOTHING_KNOWN = TraceFacts()
@@ -148,7 +146,7 @@ class Scope(keras.StatelessScope):
         notes: the collector of a trace; None outside of one.
         apart: the ids of parameters that have no value here, and must not be read.
         keeps_assigned: whether an assignment to a parameter persists.
-        tells_reads: whether the read of a variable without a value is recorded, or refused outside
+        checks_reads: whether the read of a variable without a value is recorded, or refused outside
             of a trace.
     """
 
@@ -160,7 +158,7 @@ class Scope(keras.StatelessScope):
         apart: set[int],
         *,
         keeps_assigned: bool,
-        tells_reads: bool,
+        checks_reads: bool,
     ):
         super().__init__(mapping, collect_losses=True)
         self.read: set[int] = set()
@@ -168,7 +166,7 @@ class Scope(keras.StatelessScope):
         self._notes = notes
         self._apart = apart
         self._keeps_assigned = keeps_assigned
-        self._tells_reads = tells_reads
+        self._checks_reads = checks_reads
 
     def get_current_value(self, variable: keras.Variable) -> Tensor | None:
         """Return the variable's value in this scope; None if it has none.
@@ -182,15 +180,14 @@ class Scope(keras.StatelessScope):
         )
         self.read.add(id(variable))
         value = super().get_current_value(variable)
-        if value is None and self._tells_reads:
+        if value is None and self._checks_reads:
             if self._notes is None:
                 must = (
                     "An objective must read the same variables for batches of any number of rows."
                 )
+                received = f"{variable.path}, which it did not read before"
                 attempt = "read them in every call, whatever the batch."
-                raise SpecificationError(
-                    message(must, f"{variable.path}, which it did not read before", attempt)
-                )
+                raise SpecificationError(message(must, received, attempt))
             self._notes.note_read(variable, self._variables)
         return value
 
@@ -201,29 +198,28 @@ class Scope(keras.StatelessScope):
             SpecificationError: the variable is the optimizer's.
         """
         variable, value = update
-        own = self._variables
-        if _place(variable, own.slots) is not None:
+        variables = self._variables
+        notes = self._notes
+        if _index(variable, variables.slots) is not None:
             must = (
                 "An objective must not assign the optimizer's variables, which the update computes."
             )
-            raise SpecificationError(
-                message(must, variable.path, "assign it between updates, or in a callback.")
-            )
-        place = _place(variable, own.params)
-        if place is None and self._notes is not None:
-            self._notes.note_written(variable, own)
-        if place is not None and self._keeps_assigned:
-            if self._notes is not None and place not in self._notes.assigned:
-                self._notes.assigned.append(place)
+            attempt = "assign it between updates, or in a callback."
+            raise SpecificationError(message(must, variable.path, attempt))
+        index = _index(variable, variables.params)
+        if index is None and notes is not None:
+            notes.note_written(variable, variables)
+        if index is not None and self._keeps_assigned:
+            if notes is not None:
+                notes.note_assigned(index)
             # The gradient passes through the assigned value to the parameter, as in Keras on
             # TensorFlow.
             current = self.state_mapping[id(variable)]
-            value = ops.stop_gradient(ops.cast(value, current.dtype)) + (
-                current - ops.stop_gradient(current)
-            )
+            assigned = ops.stop_gradient(ops.cast(value, current.dtype))
+            value = assigned + (current - ops.stop_gradient(current))
         super().add_update((variable, value))
 
 
-def _place(variable: keras.Variable, known: Sequence) -> int | None:
+def _index(variable: keras.Variable, known: Sequence) -> int | None:
     """Return the index of a variable among others; None if it is none of them."""
     return next((i for i, other in enumerate(known) if other is variable), None)
