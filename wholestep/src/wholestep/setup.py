@@ -292,7 +292,7 @@ class Setup:
             self._check_optimizer()
             arguments.warn_of_values(self.model)
         self._ready.add((trains, predicts, are_whole))
-        is_elsewhere = self.run.variables is not executor.variables and not self.run.is_under_way
+        is_elsewhere = self.run.variables is not executor.variables and not self.run.is_in_call
         if restored is not None and is_elsewhere:
             self._put_back(restored)
         self._tell_changes()
@@ -382,7 +382,7 @@ class Setup:
         rates = checkpoints.rates_of(self.model)
         self.run.restore(found.snapshot)
         # not compared: the user may have corrected the data
-        self.run.noted("", self.run.data.state)
+        self.run.note_last("", self.run.data.state)
         self._restored = found, rates
         self._tell_changes()
 
@@ -442,7 +442,7 @@ class Setup:
     def _count_exactly(self) -> int:
         if self.executor is None:
             return self.run.num_skipped
-        if not self.run.is_under_way and not self.executor.context.is_current():
+        if not self.run.is_in_call and not self.executor.context.is_current():
             must = "A snapshot needs the model as it was trained."
             received = "a model that was compiled, or changed, since the last update"
             raise SpecificationError(

@@ -99,7 +99,7 @@ class UpdateLedger:
         """Set the run's number to the optimizer's `iterations` plus the skipped updates. Waits."""
         self.note_skipped(run, self._sent())
         is_last = self._last_number == run.number
-        run.counted(self._num_applied + run.num_skipped, run.num_skipped)
+        run.set_counts(self._num_applied + run.num_skipped, run.num_skipped)
         if is_last:
             self._last_number = run.number
         self.note_written()
@@ -160,7 +160,9 @@ class UpdateLedger:
         latest = self._latest()
         is_last = self._last_number == run.number
         digest, state = self._last_batch if is_last else ("", None)
-        run.noted(digest, state, None if latest is None else latest.numbers(latest.block.num - 1))
+        run.note_last(
+            digest, state, None if latest is None else latest.numbers(latest.block.num - 1)
+        )
         if self._scales_loss:
             return run.num_skipped  # a loss scale skips updates without counting them
         if not self._skips:
@@ -225,13 +227,13 @@ class UpdateLedger:
         if failed is None:
             self._unchecked.discard(report)
         else:
-            run.failed(report.first + failed, in_call=report.in_call)
+            run.move_before(report.first + failed, in_call=report.in_call)
             self._latest = lambda: None  # its batch, or one after it, is not the last that was used
         return failed
 
     def _count_failures(self, run: Run, report: Report, first: int) -> None:
         """Add the report's skipped updates to the run's. Warn of the first."""
-        run.counted(run.number, run.num_skipped + report.num_failures)
+        run.set_counts(run.number, run.num_skipped + report.num_failures)
         if self._has_warned:
             return
         self._has_warned = True
