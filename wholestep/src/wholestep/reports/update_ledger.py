@@ -423,12 +423,27 @@ def _recomputed(
     Returns:
         Each row's values and weights by term, `finite_flags` before it, is finite after it.
     """
+    block = report.block
+    count = len(block.names(i))
+    pieces = [(start, size) for start, size in block.program.cut.pieces if start < count]
+    num_slots = sum(size for _, size in pieces)
+    outcomes = _run_pieces(update, state, report, i, pieces)
+    parts, before, after = zip(*outcomes, strict=True)
+    terms = {
+        label: _joined([part[label] for part in parts], num_slots, count) for label in parts[0]
+    }
+    flags = np.reshape(after, (len(after), -1, 2))
+    return terms, before[0], np.all(flags[..., 0], axis=0)
+
+
+def _run_pieces(
+    update: Update, state: State, report: Report, i: int, pieces: list[tuple[int, int]]
+) -> list[tuple]:
+    """Return the results of `_microbatch` for each piece of update i, on the host."""
     engine = update.engine
     block = report.block
     microbatch = _microbatch(update, block.program.forward)
-    count = len(block.names(i))
     table = block.table.rows[block.first + i]
-    pieces = [(start, size) for start, size in block.program.cut.pieces if start < count]
     programs: dict[int, Callable] = {}
     outcomes = []
     for start, size in pieces:
@@ -437,13 +452,7 @@ def _recomputed(
         if size not in programs:
             programs[size] = engine.programs.compile(microbatch, arguments, spends=False).call
         outcomes.append(engine.devices.fetch(programs[size](*arguments)))
-    parts, before, after = zip(*outcomes, strict=True)
-    num_slots = sum(size for _, size in pieces)
-    terms = {
-        label: _joined([part[label] for part in parts], num_slots, count) for label in parts[0]
-    }
-    flags = np.reshape(after, (len(after), -1, 2))
-    return terms, before[0], np.all(flags[..., 0], axis=0)
+    return outcomes
 
 
 def _joined(parts: list, num_slots: int, count: int) -> list[np.ndarray]:
