@@ -113,8 +113,7 @@ class CallbackRunner:
                 verbose = 0
         known = callbacks
         if not isinstance(known, keras.callbacks.CallbackList):
-            params: dict[str, Any] = {"verbose": verbose, "epochs": epochs, "steps": steps}
-            known = _list_of(callbacks, model, add_history=history, **params)
+            known = _list_of(callbacks, model, history, verbose=verbose, epochs=epochs, steps=steps)
         self.model = model
         self.callbacks = known
         listed = known.callbacks
@@ -312,20 +311,20 @@ def _each(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
 
 
 def _list_of(
-    callbacks: Callbacks, model: keras.Model, *, add_history: bool, verbose: int | str, **how: Any
+    callbacks: Callbacks, model: keras.Model, history: bool, *, verbose: int | str, **params: Any
 ) -> keras.callbacks.CallbackList:
     """Return the callbacks of a call as Keras' list, with a progress bar if `verbose`."""
     # of one alone, or nested, Keras would look at no hook, and call it in a thread
     each = _each(callbacks)
     known = keras.callbacks.CallbackList(
         each,
-        add_history=add_history,
+        add_history=history,
         add_progbar=verbose != 0,
         verbose=verbose,
         model=model,
-        **how,
+        **params,
     )
-    if add_history and verbose in (1, "auto") and can_replace_lines():
+    if history and verbose in (1, "auto") and can_replace_lines():
         _replace_bar(known, each)
     return known
 
