@@ -133,7 +133,7 @@ def fails(call, n, inside=""):
 
 
 def trained_from(trainer, snapshot, how):
-    """Return all leaves after a fit that goes on from a snapshot."""
+    """Return all leaves after a fit that resumes from a snapshot."""
     trainer.run.restore(snapshot)
     trainer.fit(X, Y, **how)
     return leaves(trainer.model)
