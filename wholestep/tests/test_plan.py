@@ -1,6 +1,4 @@
-"""How an update is carried out: never what it computes, and nothing compiled or waited for
-twice.
-"""
+"""The plan of an update changes no result, and nothing is compiled or waited for twice."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""What was minimised is what is reported: the sums of an epoch are divided once, when read."""
+"""The reported loss is the minimised loss: an epoch's sums are divided once, when read."""
 
 import keras
 import numpy as np

@@ -1,6 +1,4 @@
-"""Configurations drawn at random, and keras.Model.fit beside them: what differs by more than
-rounding is known.
-"""
+"""Random configurations against keras.Model.fit: differences beyond rounding are known."""
 
 import re
 from pathlib import Path

@@ -24,7 +24,7 @@ WEIGHTS = {
 
 
 class Tokens(ws.Objective):
-    """A squared error for every token, and what is counted beside it."""
+    """A squared error for every token, and the number of tokens."""
 
     def __call__(self, model, batch, training):
         error = model(batch["tokens"], training=training)[..., 0] - 1.0
