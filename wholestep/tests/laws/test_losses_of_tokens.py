@@ -24,7 +24,7 @@ WEIGHTS = {
 
 
 class Tokens(ws.Objective):
-    """A squared error for every token, and the number of tokens."""
+    """A squared error for every token, and the share of tokens without an error."""
 
     def __call__(self, model, batch, training):
         error = model(batch["tokens"], training=training)[..., 0] - 1.0
