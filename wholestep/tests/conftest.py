@@ -1,7 +1,7 @@
 """Small models and exact data for every test. The engine is the process's Keras backend.
 
-Most of a test's time is compilation, so XLA and TensorFlow optimise as little as they can: what a
-test asks holds however they do. With XLA_FLAGS given (as in `make large`) they compile as they do
+Most of a test's time is compilation, so XLA and TensorFlow optimise as little as they can: the
+tests hold at any level. With XLA_FLAGS given (as in `make large`) they compile as they do
 for users.
 """
 
@@ -42,10 +42,9 @@ import pytest  # noqa: E402
 for name in SLOW:
     del sys.modules[name]
 
-# What programs leave behind is looked through seldom: there is much of it, and little of it goes.
+# Garbage collection is rare: programs leave many objects, and few of them can be freed.
 gc.set_threshold(50_000, 20, 30)
-# It would collect garbage each time, and look through all that was compiled before: 0.4 s for a
-# test.
+# It would collect garbage each time, also in all compiled programs: 0.4 s for a test.
 keras.utils.clear_session = partial(keras.utils.clear_session, free_memory=False)
 
 
@@ -91,20 +90,20 @@ WITH_XLA = (
     "test_cuts",
 )
 
-# What these hold does not depend on the engine: data, orders, words, floors, pages. The suite runs
-# them on JAX, apart from what is marked as TensorFlow's `own`; the larger runs have them on both.
+# These tests do not depend on the engine: data, orders, words, floors, pages. The suite runs them
+# on JAX, except those marked as TensorFlow's `own`; the larger runs have them on both.
 _EITHER = """
 access_forecast arguments batches block checkpoint_callbacks checkpoints class_weight cluster_plan
-comparisons compilations cut damage diagnosis disk_faults epochs errors exit feed
+comparisons compile_notices cut damage diagnosis disk_faults epochs errors exit feed
 fingerprint_of_data folder glove house interrupted_saves keras_file killed labels leaves lengths
 order pieces preprocess readme recipes remote renamed_metrics resume sample_weights shared_folder
 shell single_process source store stream translate_dates tree unread_failures
 """
 EITHER = {f"test_{name}" for name in _EITHER.split()}
 
-# What these hold is held by each engine's own code: the suite runs them on both. All others go
-# through an engine, and hold on both alike: each of their tests is run on one of the two, by its
-# name; unless it is an engine's `own`. TensorFlow, on which a test takes twice as long, has a
+# These tests check code of each engine: the suite runs them on both. All others go through an
+# engine, and hold on both alike: each of their tests is run on one of the two, by its name, unless
+# it is an engine's `own`. TensorFlow, on which a test takes twice as long, has a
 # quarter of them.
 BOTH = {
     f"test_{name}"

@@ -1,6 +1,4 @@
-"""How many updates are sent ahead of whoever looks: what is saved outweighs what is computed in
-vain.
-"""
+"""The number of updates sent ahead: the time saved exceeds that of updates computed in vain."""
 
 import numpy as np
 import pytest

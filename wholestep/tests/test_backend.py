@@ -1,4 +1,4 @@
-"""An engine that is not there is told in our words, before Keras is asked."""
+"""A missing engine is an error of wholestep, before Keras is imported."""
 
 import subprocess
 import sys

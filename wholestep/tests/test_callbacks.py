@@ -1,4 +1,4 @@
-"""Keras' callbacks work unchanged, and see what they would see in keras.Model.fit."""
+"""Keras' callbacks work unchanged, and get the same calls and logs as in keras.Model.fit."""
 
 import csv
 import threading
@@ -218,7 +218,7 @@ def test_batches_of_an_evaluation_have_their_logs():
 
 
 class Everything(keras.callbacks.Callback):
-    """Notes what every hook of a call, of an epoch and of a batch is told."""
+    """Records the arguments of every hook of a call, an epoch and a batch."""
 
     def __init__(self):
         super().__init__()
@@ -281,7 +281,7 @@ def test_one_callback_or_a_nested_list_is_called_as_a_list_is(gather):
 
 
 class Counting:
-    """Notes the model's count of updates in a hook of its own."""
+    """Records the model's count of updates in a custom hook."""
 
     def on_train_batch_end(self, batch, logs=None):
         super().on_train_batch_end(batch, logs)

@@ -1,6 +1,4 @@
-"""The context of a call: a change of the model between two calls is noticed, without a walk over
-its layers.
-"""
+"""A change of the model between two calls is noticed, without a walk over its layers."""
 
 import keras
 import numpy as np

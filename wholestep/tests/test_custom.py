@@ -89,7 +89,7 @@ def test_a_stream_and_steps_and_batches_in_hand_go_the_same_way(name):
     trainer = ws.Trainer(handed)
     logs = [dict(trainer.update(part)) for part in [*parts, *parts]]
     assert [number for number, _ in steps] == [*range(1, 11)]
-    # an epoch begins anew, as does every update in hand
+    # the sums begin at each epoch, and at each single update
     assert steps[5][1]["loss"] == pytest.approx(logs[5]["loss"])
     assert steps[6][1]["loss"] != pytest.approx(logs[6]["loss"])
     for other in (streamed, stepped, handed):
@@ -492,7 +492,7 @@ def test_variables_of_tensorflow_are_saved_and_restored(tmp_path):
 
 
 class Resetting(keras.Model):
-    """Resets its metrics in a way of its own."""
+    """Has a custom reset of its metrics."""
 
     num_resets = 0
 
@@ -516,7 +516,7 @@ def test_own_resets_of_metrics_come_before_every_epoch_and_every_update_in_hand(
 
 
 class Telling(keras.Model):
-    """A step that tells of a variable."""
+    """A step that returns a variable among its numbers."""
 
     def train_step(self, *given):
         found = super().train_step(*given)
@@ -542,7 +542,7 @@ def test_a_variable_among_the_numbers_is_told_as_it_stands():
 
 
 class Weighing(keras.Model):
-    """A step that tells of the sample weights that it is handed."""
+    """A step that records its sample weights."""
 
     def train_step(self, *given):
         self.handed = given[-1][2]

@@ -1,6 +1,4 @@
-"""Updates that are sent before they are asked for: nobody can tell, whenever and however somebody
-looks.
-"""
+"""Updates sent ahead are invisible, whenever and however variables are read."""
 
 import copy
 import gc
@@ -513,7 +511,7 @@ def ahead_of(made, num=17):
 
 
 def expected_after(sent, num=17):
-    """Return the variables after so many steps that are taken one by one."""
+    """Return the variables after `num` single steps."""
     sent.one_by_one()
     made = model(keras.layers.Dropout(0.5, seed=1))
     steps = ahead_of(made, num)

@@ -1,4 +1,4 @@
-"""The loop: whose rows come next, when data end, and what callbacks are told."""
+"""The loop: the order of rows, the end of the data, and the logs for callbacks."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Where an epoch of a run begins, in data whose own epochs are longer or shorter."""
+"""The start of a run's epoch in data with longer or shorter epochs."""
 
 import itertools
 

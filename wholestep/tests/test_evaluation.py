@@ -1,4 +1,4 @@
-"""Evaluation is exact over all rows, whatever the batches."""
+"""Evaluation is exact over all rows, for any batch size."""
 
 import keras
 import numpy as np
@@ -260,7 +260,7 @@ def test_the_progress_bar_does_not_make_batches_go_one_by_one(capsys):
 
 
 class Looks(keras.callbacks.Callback):
-    """Batches go one by one where it looks."""
+    """Has hooks of a batch: each batch is a dispatch."""
 
     def on_test_batch_end(self, batch, logs=None):
         pass
@@ -333,7 +333,7 @@ def test_no_thread_is_started_to_tell_nobody(monkeypatch):
     trainer = ws.Trainer(model())
 
     def refuse(*given):
-        raise AssertionError("somebody is told")
+        raise AssertionError("a callback is called")
 
     monkeypatch.setattr(keras.callbacks.CallbackList, "_async_dispatch", refuse)
     for told in (trainer.fit, trainer.evaluate):

@@ -1,4 +1,4 @@
-"""What a trainer's compiled side says of a failure, and how it paces itself."""
+"""The executor: errors of failed updates, and the size of dispatches."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""A trainer that is deleted is freed at once, with its arrays on the device: no cycle waits for the
-collector.
-"""
+"""A deleted trainer is freed at once, with its arrays on the device: it is in no cycle."""
 
 import gc
 import weakref

@@ -1,6 +1,4 @@
-"""An interrupt leaves the weights after some whole number of updates, and the data at the next
-one.
-"""
+"""An interrupt leaves the weights after a whole update, and the data at the next batch."""
 
 import contextlib
 import signal

@@ -133,7 +133,7 @@ def fails(call, n, inside=""):
 
 
 def trained_from(trainer, snapshot, how):
-    """Return all leaves after a fit that goes on from a snapshot."""
+    """Return all leaves after a fit that resumes from a snapshot."""
     trainer.run.restore(snapshot)
     trainer.fit(X, Y, **how)
     return leaves(trainer.model)
@@ -170,9 +170,9 @@ def test_a_call_that_fails_as_it_begins_or_ends_leaves_the_run_between_calls(tak
     for n in itertools.count(1):
         trainer.run.restore(taken[small][0])
         before = dict(vars(trainer.run))
-        if not fails(lambda: trainer.fit(X, Y, **how), n, inside="under_way"):
+        if not fails(lambda: trainer.fit(X, Y, **how), n, inside="during_call"):
             break
-        assert not trainer.run.is_under_way
+        assert not trainer.run.is_in_call
         if trainer.run.restored is not None:
             fields.append(
                 [name for name, value in vars(trainer.run).items() if value != before[name]]

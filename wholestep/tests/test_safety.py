@@ -1,4 +1,4 @@
-"""Who may be in a trainer, and what an update may start from: errors that name the cause."""
+"""One thread and one process at a time may use a trainer; errors name the cause."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-"""One update on a batch in hand: few programs for any number of rows, no thread, and only what is
-read is fetched.
+"""A single update: few programs for any number of rows, no thread, and only read values are
+fetched.
 """
 
 import threading

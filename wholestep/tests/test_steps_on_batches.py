@@ -27,7 +27,7 @@ def network(metrics=("accuracy",)):
 
 
 def loop(model, owner, how, **given):
-    """Return what a loop is told that was written for a model, and what the loop leaves behind."""
+    """Return the logs of a loop that was written for a model, and the values after it."""
     told = []
     for i in range(4):
         rows = slice(0, 8 - i % 2 * 3)  # batches of two sizes

@@ -1,6 +1,4 @@
-"""The face: fit, a loop of one's own, update, evaluate, predict; and bad input, which changes
-nothing.
-"""
+"""The trainer: fit, steps, update, evaluate, predict; bad input changes nothing."""
 
 import copy
 import pickle

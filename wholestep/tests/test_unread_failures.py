@@ -1,6 +1,4 @@
-"""What nobody has asked for is told when the script ends, or when its trainer is gone; nothing else
-is.
-"""
+"""An unread failure is printed when the script ends, or when its trainer is gone."""
 
 import gc
 import subprocess
@@ -14,13 +12,13 @@ from scripts import lean
 from small import X, Y, model
 
 import wholestep as ws
-from wholestep.reports import update_ledger as ending
+from wholestep.reports import update_ledger
 from wholestep.run import Run
 
 BAD = np.full_like(X, np.nan)
 
 
-class Owner:
+class Ledger:
     def __init__(self, error=None):
         self.error = error
 
@@ -31,13 +29,13 @@ class Owner:
 
 @pytest.fixture
 def hooks(monkeypatch):
-    """What is to be called when the script ends."""
+    """The functions that run when the script ends."""
     # the executors of other tests, which would take back hooks that are not known here
     gc.collect()
     gc.freeze()  # and are not looked through again
     known = []
     monkeypatch.setattr(
-        ending, "atexit", SimpleNamespace(register=known.append, unregister=known.remove)
+        update_ledger, "atexit", SimpleNamespace(register=known.append, unregister=known.remove)
     )
     return known
 
@@ -47,16 +45,14 @@ def report(applied):
 
 
 def said(capsys):
-    """What was said of updates; not that one takes long to compile."""
+    """Return the printed lines about updates, without those about long compilations."""
     return [
         line for line in capsys.readouterr().err.splitlines() if not line.startswith("wholestep: ")
     ]
 
 
 @pytest.mark.slow
-def test_a_last_update_that_was_not_applied_is_told_when_the_script_ends_unless_it_was_before(
-    hooks, capsys
-):
+def test_a_failed_last_update_is_printed_when_the_script_ends_unless_it_was_raised(hooks, capsys):
     trainer = ws.Trainer(model(optimizer="sgd"))
     trainer.update((X, Y))
     hooks[0]()
@@ -78,7 +74,9 @@ def test_a_last_update_that_was_not_applied_is_told_when_the_script_ends_unless_
 
 
 @pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])
-def test_a_trainer_that_is_gone_is_told_of_and_not_kept_alive(hooks, capsys, on_nonfinite):
+def test_the_failure_of_a_trainer_that_is_gone_is_printed_and_the_trainer_not_kept_alive(
+    hooks, capsys, on_nonfinite
+):
     trainer = ws.Trainer(model(optimizer="sgd"), on_nonfinite=on_nonfinite)
     trainer.update((BAD, Y))
     executor = weakref.ref(trainer.executor)
@@ -91,24 +89,24 @@ def test_a_trainer_that_is_gone_is_told_of_and_not_kept_alive(hooks, capsys, on_
 
 
 @pytest.mark.parametrize(
-    ("last", "told"), [(None, ""), (report(1), ""), (report(0), "Update 3 must"), ("?", "")]
+    ("last", "text"), [(None, ""), (report(1), ""), (report(0), "Update 3 must"), ("?", "")]
 )
-def test_an_owner_that_is_gone_is_told_of_once(hooks, capsys, last, told):
-    owner = Owner()
-    ending.UnreadFailure(owner, Run()).last = None if last is None else (3, last)
-    del owner
+def test_the_failure_of_a_ledger_that_is_gone_is_printed_once(hooks, capsys, last, text):
+    ledger = Ledger()
+    update_ledger.UnreadFailure(ledger, Run()).last = None if last is None else (3, last)
+    del ledger
     gc.collect()
     assert hooks == []
     lines = said(capsys)
-    assert told in "".join(lines)
-    assert len(lines) == bool(told)
+    assert text in "".join(lines)
+    assert len(lines) == bool(text)
 
 
 def test_a_forked_process_and_a_closed_stream_are_silent(hooks, capsys, monkeypatch):
-    owner = Owner(ws.NonFiniteError("Update 3 must", 3))
-    ending.UnreadFailure(owner, Run()).last = (3, report(0))
+    ledger = Ledger(ws.NonFiniteError("Update 3 must", 3))
+    update_ledger.UnreadFailure(ledger, Run()).last = (3, report(0))
     (hook,) = hooks
-    monkeypatch.setattr(ending.os, "getpid", lambda: -1)
+    monkeypatch.setattr(update_ledger.os, "getpid", lambda: -1)
     hook()
     assert said(capsys) == []
     monkeypatch.undo()
@@ -119,7 +117,7 @@ def test_a_forked_process_and_a_closed_stream_are_silent(hooks, capsys, monkeypa
         def write(self, words):
             raise ValueError("closed")
 
-    monkeypatch.setattr(ending.sys, "stderr", Closed())
+    monkeypatch.setattr(update_ledger.sys, "stderr", Closed())
     hook()
 
 

@@ -5,7 +5,7 @@ from operator import itemgetter
 from typing import Any
 
 import keras
-from keras.optimizers import Optimizer
+from keras.optimizers import LossScaleOptimizer, Optimizer
 
 from wholestep import tree
 from wholestep.checkpoints import Checkpoints
@@ -19,8 +19,8 @@ from wholestep.data import (
     text_as_arrays,
     without_none,
 )
-from wholestep.errors import BatchError, SpecificationError, message, shown, warn
-from wholestep.model import Objective, values_for_tensors
+from wholestep.errors import BatchError, invalid, message, shown, warn
+from wholestep.model import Objective, layers, values_for_tensors
 from wholestep.program import Options
 from wholestep.tree import Tree
 
@@ -30,27 +30,28 @@ _MOST_NAMED = 3
 def check_model(model: object, objective: object) -> None:
     """Refuse a model or an objective of another type."""
     if not isinstance(model, keras.Model):
-        must = "model must be a keras.Model."
-        received = type(model).__name__
-        raise SpecificationError(
-            message(must, received, "wrap the layers in keras.Sequential or keras.Model.")
+        raise invalid(
+            "model must be a keras.Model.",
+            type(model).__name__,
+            "wrap the layers in keras.Sequential or keras.Model.",
         )
     if objective is not None and not isinstance(objective, Objective):
-        must = "objective must be a wholestep.Objective."
-        raise SpecificationError(
-            message(must, type(objective).__name__, "subclass it and write __call__.")
+        raise invalid(
+            "objective must be a wholestep.Objective.",
+            type(objective).__name__,
+            "subclass it and write __call__.",
         )
 
 
 def check_compiled(model: keras.Model, objective: Objective | None) -> None:
     """Refuse to train or evaluate a model without a loss; prediction needs none."""
     if objective is None and not model.compiled:
-        must = "To train and to evaluate, a trainer needs a compiled model or an objective."
-        attempt = (
+        raise invalid(
+            "To train and to evaluate, a trainer needs a compiled model or an objective.",
+            "a model that is not compiled",
             "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), "
-            "optimizer=...)."
+            "optimizer=...).",
         )
-        raise SpecificationError(message(must, "a model that is not compiled", attempt))
 
 
 def options(
@@ -67,28 +68,35 @@ def options(
         SpecificationError: a setting has no valid value.
     """
     if not isinstance(jit_compile, bool | str) or jit_compile not in (True, False, "auto"):
-        must = 'jit_compile must be True, False or "auto".'
-        attempt = "leave it out for the fastest."
-        raise SpecificationError(message(must, shown(jit_compile), attempt))
+        raise invalid(
+            'jit_compile must be True, False or "auto".',
+            shown(jit_compile),
+            "leave it out for the fastest.",
+        )
     if memory_limit is not None and not (is_number(memory_limit) and memory_limit > 0):
-        must = "memory_limit must be a number of bytes above 0."
-        attempt = "2**30 for one gibibyte, or leave it out."
-        raise SpecificationError(message(must, shown(memory_limit), attempt))
+        raise invalid(
+            "memory_limit must be a number of bytes above 0.",
+            shown(memory_limit),
+            "2**30 for one gibibyte, or leave it out.",
+        )
     if not isinstance(on_nonfinite, str) or on_nonfinite not in ("raise", "skip"):
-        must = 'on_nonfinite must be "raise" or "skip".'
-        raise SpecificationError(message(must, shown(on_nonfinite), "leave it out to raise."))
+        raise invalid(
+            'on_nonfinite must be "raise" or "skip".',
+            shown(on_nonfinite),
+            "leave it out to raise.",
+        )
     if not isinstance(dense_gradients, bool):
-        must = "dense_gradients must be True or False."
-        attempt = "leave it out for the gradients of keras.Model.fit."
-        raise SpecificationError(message(must, shown(dense_gradients), attempt))
+        raise invalid(
+            "dense_gradients must be True or False.",
+            shown(dense_gradients),
+            "leave it out for the gradients of keras.Model.fit.",
+        )
     size = _count_or("auto", "microbatch_size", microbatch_size, "leave it out for the fastest.")
-    num = (
-        None
-        if replicas is None
-        else _count_or("all", "replicas", replicas, "leave it out for one device.")
-    )
+    num_replicas = None
+    if replicas is not None:
+        num_replicas = _count_or("all", "replicas", replicas, "leave it out for one device.")
     limit = None if memory_limit is None else int(min(memory_limit, sys.maxsize))
-    return Options(size, limit, on_nonfinite, num, jit_compile, dense_gradients)
+    return Options(size, limit, on_nonfinite, num_replicas, jit_compile, dense_gradients)
 
 
 def _count_or(word: str, name: str, value: object, attempt: str) -> int | str:
@@ -102,118 +110,109 @@ def check_optimizer(optimizer: Optimizer | None) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     steps = getattr(inner, "gradient_accumulation_steps", None)
     if steps:
-        must = (
+        raise invalid(
             "The optimizer must not accumulate gradients itself: that is a mean of means, and "
-            "counts schedules and "
-        )
-        must += "moving averages once per microbatch."
-        attempt = (
+            "counts schedules and moving averages once per microbatch.",
+            f"gradient_accumulation_steps={steps}",
             f"leave it out, make batch_size {steps} times as large, and pass Trainer(model, "
-            "microbatch_size=...)."
+            "microbatch_size=...).",
         )
-        raise SpecificationError(message(must, f"gradient_accumulation_steps={steps}", attempt))
 
 
 def check_trainable(model: keras.Model, optimizer: Optimizer | None, *, is_given: bool) -> None:
-    """Refuse an optimizer that was built for other variables; `is_given`: whether to the trainer,
-    not to `compile`.
+    """Refuse an optimizer that was built for other variables.
+
+    Args:
+        is_given: whether the optimizer was passed to the trainer, and not to `compile`.
     """
     if optimizer is None:
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     known = {id(v) for v in inner._trainable_variables}
+    num = len(model.trainable_variables)
     changed = [v.path for v in model.trainable_variables if id(v) not in known]
-    if changed or len(known) != len(model.trainable_variables):
-        must = "The optimizer must know just the model's trainable variables."
-        received = (
-            f"{len(model.trainable_variables)} trainable variables, {len(known)} known; new: "
-            f"{changed[:3]}"
+    if changed or len(known) != num:
+        again = "compile the model again"
+        if is_given:
+            again = "make a new Trainer, with a new optimizer,"
+        raise invalid(
+            "The optimizer must know just the model's trainable variables.",
+            f"{num} trainable variables, {len(known)} known; new: {changed[:3]}",
+            f"{again} after changing `trainable`.",
         )
-        again = (
-            "make a new Trainer, with a new optimizer," if is_given else "compile the model again"
-        )
-        raise SpecificationError(message(must, received, f"{again} after changing `trainable`."))
 
 
 def warn_if_frozen(model: keras.Model) -> None:
     """Warn of a model without a trainable variable, which no update changes."""
     if model.trainable_variables:
         return
-    frozen = [
-        layer.name
-        for layer in [model, *model._flatten_layers(include_self=False)]
-        if not layer.trainable
-    ]
+    frozen = [layer.name for layer in layers(model) if not layer.trainable]
     where = f"trainable=False on {frozen[0]!r}" if frozen else "the model has no weights"
     warn(
         f"Nothing trains: none of the {len(model.variables)} variables of {model.name!r} is "
-        f"trainable now ({where}). "
-        "What counts is `trainable` when the model trains, not when it was compiled: set it to "
-        "True before this model "
-        "trains, and to False again before a model that shares its layers does."
+        f"trainable now ({where}). What counts is `trainable` when the model trains, not when it "
+        "was compiled: set it to True before this model trains, and to False again before a model "
+        "that shares its layers does."
     )
 
 
 def warn_of_values(model: keras.Model) -> None:
     """Warn of a functional model that was built with a Python value in place of a mask."""
-    found = values_for_tensors(model)
-    if not found:
+    paths = values_for_tensors(model)
+    if not paths:
         return
-    must = (
+    num_more = len(paths) - _MOST_NAMED
+    more = f" and {num_more} more" if num_more > 0 else ""
+    text = message(
         "A mask in a functional model must be a tensor: a Python value is the same for all "
-        "positions."
+        "positions.",
+        ", ".join(paths[:_MOST_NAMED]) + more,
+        "keras.ops.equal(a, b) in place of a == b, which compares identity on a keras.Input.",
     )
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    received = ", ".join(found[:_MOST_NAMED]) + more
-    attempt = "keras.ops.equal(a, b) in place of a == b, which compares identity on a keras.Input."
-    warn(message(must, received, attempt))
+    warn(text)
 
 
 def with_loss_scale(optimizer: Optimizer, model: keras.Model) -> Optimizer:
     """Wrap the optimizer in a dynamic loss scale where `compile` would."""
-    if model.dtype_policy.name != "mixed_float16" or isinstance(
-        optimizer, keras.optimizers.LossScaleOptimizer
-    ):
+    is_scaled = isinstance(optimizer, LossScaleOptimizer)
+    if is_scaled or model.dtype_policy.name != "mixed_float16":
         return optimizer
-    return keras.optimizers.LossScaleOptimizer(optimizer)
+    return LossScaleOptimizer(optimizer)
 
 
 def split(x: Data, y: Tree, sample_weight: Tree, fraction: float) -> tuple[tuple, tuple]:
-    """Split off the last rows of arrays for validation, before any shuffling; return both parts as
-    (x, y, weight).
+    """Split off the last rows of arrays for validation, before any shuffling.
+
+    Returns:
+        Both parts as (x, y, weight).
     """
     parts = tuple(map(text_as_arrays, (x.content, y, sample_weight)))
-    if (
-        not is_number(fraction)
-        or not 0 < fraction < 1
-        or not x.with_labels(y, sample_weight).are_arrays
-    ):
-        must = "validation_split must lie between 0 and 1, and needs arrays."
-        received = f"validation_split={shown(fraction)} of {type(x.content).__name__}"
-        raise SpecificationError(
-            message(must, received, "pass arrays, np.asarray(x) of a list, or validation_data.")
+    is_fraction = is_number(fraction) and 0 < fraction < 1
+    if not is_fraction or not x.with_labels(y, sample_weight).are_arrays:
+        raise invalid(
+            "validation_split must lie between 0 and 1, and needs arrays.",
+            f"validation_split={shown(fraction)} of {type(x.content).__name__}",
+            "pass arrays, np.asarray(x) of a list, or validation_data.",
         )
     arrays = tree.map_leaves(as_rows, parts)
     num_rows = int(tree.leaves(arrays[0])[0].shape[0])
     at = int(num_rows * (1 - fraction))
     if at in (0, num_rows):
-        must = "Both parts of the split must have rows."
-        raise SpecificationError(
-            message(must, f"{num_rows} rows", "pass validation_data, or more rows.")
+        raise invalid(
+            "Both parts of the split must have rows.",
+            f"{num_rows} rows",
+            "pass validation_data, or more rows.",
         )
-    first, last = (
-        tree.map_leaves(itemgetter(rows), arrays) for rows in (slice(0, at), slice(at, None))
-    )
+    first = tree.map_leaves(itemgetter(slice(at)), arrays)
+    last = tree.map_leaves(itemgetter(slice(at, None)), arrays)
     return first, without_none(last)
 
 
 def is_due(epoch: int, frequency: int | list[int] | tuple[int, ...] | set[int]) -> bool:
     """Whether validation is due after this epoch."""
-    return (
-        epoch + 1 in frequency
-        if isinstance(frequency, list | tuple | set)
-        else (epoch + 1) % frequency == 0
-    )
+    if isinstance(frequency, list | tuple | set):
+        return epoch + 1 in frequency
+    return (epoch + 1) % frequency == 0
 
 
 def count_or_none(name: str, value: object) -> int | None:
@@ -231,14 +230,13 @@ def limit_epochs(epochs: int) -> int:
 
 
 def limit_steps(steps: int | None, num_batches: int | None) -> int | None:
-    """Return the number of batches of an epoch, at most `keras.config.max_steps_per_epoch()`; None
-    for all.
+    """Return the batches of an epoch, at most `keras.config.max_steps_per_epoch()`; None for all.
 
     Where only that limit gives a number, the data may hold fewer.
     """
     limit = keras.config.max_steps_per_epoch()
-    wished = steps or num_batches
-    if not limit or (wished is not None and wished <= limit):
+    num = steps or num_batches
+    if not limit or (num is not None and num <= limit):
         return steps
     warn(f"Limiting an epoch to {limit} batches: keras.config.max_steps_per_epoch().")
     return limit
@@ -246,16 +244,14 @@ def limit_steps(steps: int | None, num_batches: int | None) -> int | None:
 
 def check_frequency(validation_freq: object) -> None:
     """Refuse a frequency that is no count and no list of counts."""
-    several = (
-        validation_freq if isinstance(validation_freq, list | tuple | set) else [validation_freq]
-    )
-    if not all(is_count(number) for number in several):
-        must = (
+    is_list = isinstance(validation_freq, list | tuple | set)
+    numbers: Any = validation_freq if is_list else [validation_freq]
+    if not all(is_count(number) for number in numbers):
+        raise invalid(
             "validation_freq must be a whole number of at least 1, or a list of the epochs, "
-            "the first being 1."
-        )
-        raise SpecificationError(
-            message(must, shown(validation_freq), "validation_freq=1, after every epoch.")
+            "the first being 1.",
+            shown(validation_freq),
+            "validation_freq=1, after every epoch.",
         )
 
 
@@ -265,32 +261,35 @@ def check_data(x: Data, y: Tree, sample_weight: Tree) -> None:
     Raises:
         BatchError: an argument is of such a kind.
     """
+    has_labels = y is not None or sample_weight is not None
     parts: dict[str, Any] = {"x": x.content, "y": y, "sample_weight": sample_weight}
     for name, part in parts.items():
-        inner = part.values() if isinstance(part, dict) else part
-        if isinstance(part, list | tuple | dict) and all(each is None for each in inner):
-            received = (
-                f"a {type(part).__name__} of None" if part else f"an empty {type(part).__name__}"
-            )
-            attempt = (
-                "pass arrays of (rows, ...)."
-                if name == "x"
-                else f"leave {name} out if there is none."
-            )
-            raise BatchError(message(f"{name} must hold arrays.", received, attempt))
-        if (
-            name != "x"
-            or y is not None
-            or sample_weight is not None
-            or holds_numbers(part, depth=1)
-        ):
+        _refuse_empty(part, name)
+        if name != "x" or has_labels or holds_numbers(part, depth=1):
             refuse_lists(part, name)
-    if not x.are_arrays and (y is not None or sample_weight is not None):
-        must = "Labels and weights can be passed with arrays only; a data set must contain them."
-        received = f"{type(x.content).__name__} and {'y' if y is not None else 'sample_weight'}"
-        raise BatchError(
-            message(must, received, "let the data set yield (x, y) or (x, y, sample_weight).")
+    if has_labels and not x.are_arrays:
+        label = "y" if y is not None else "sample_weight"
+        text = message(
+            "Labels and weights can be passed with arrays only; a data set must contain them.",
+            f"{type(x.content).__name__} and {label}",
+            "let the data set yield (x, y) or (x, y, sample_weight).",
         )
+        raise BatchError(text)
+
+
+def _refuse_empty(part: Any, name: str) -> None:
+    """Refuse a list or dict without an array."""
+    if not isinstance(part, list | tuple | dict):
+        return
+    values = part.values() if isinstance(part, dict) else part
+    if any(value is not None for value in values):
+        return
+    kind = type(part).__name__
+    attempt = f"leave {name} out if there is none."
+    if name == "x":
+        attempt = "pass arrays of (rows, ...)."
+    received = f"a {kind} of None" if part else f"an empty {kind}"
+    raise BatchError(message(f"{name} must hold arrays.", received, attempt))
 
 
 def check_row_order(batches: Batches) -> None:
@@ -300,49 +299,52 @@ def check_row_order(batches: Batches) -> None:
         SpecificationError: the batches are grouped by length.
     """
     if batches.shapes:
-        must = "Predictions must be in the order of the rows, and equally long."
-        attempt = "predict Batches(source, batch_size), or call the model on each of these batches."
-        raise SpecificationError(message(must, "Batches under a token budget", attempt))
+        raise invalid(
+            "Predictions must be in the order of the rows, and equally long.",
+            "Batches under a token budget",
+            "predict Batches(source, batch_size), or call the model on each of these batches.",
+        )
 
 
 def refuse(**arguments: object) -> None:
     """Refuse arguments that Batches already define."""
-    given = [name for name, value in arguments.items() if value is not None]
-    if given:
-        must = "Batches define these arguments themselves."
-        raise SpecificationError(
-            message(must, f"{', '.join(given)} as well", "pass them to the Batches.")
+    names = [name for name, value in arguments.items() if value is not None]
+    if names:
+        raise invalid(
+            "Batches define these arguments themselves.",
+            f"{', '.join(names)} as well",
+            "pass them to the Batches.",
         )
 
 
 def check_trains(model: keras.Model) -> None:
     """Refuse to train a model that has no optimizer."""
     if getattr(model, "optimizer", None) is None:
-        must = "Training needs an optimizer."
-        raise SpecificationError(
-            message(must, "none", "pass Trainer(..., optimizer=...), or compile the model.")
-        )
+        attempt = "pass Trainer(..., optimizer=...), or compile the model."
+        raise invalid("Training needs an optimizer.", "none", attempt)
 
 
 def check_weighting(class_weight: object, sample_weight: Tree) -> None:
     """Refuse two kinds of weights at once."""
     if class_weight is not None and sample_weight is not None:
-        must = "class_weight and sample_weight cannot both be given."
-        raise SpecificationError(message(must, "both", "multiply them into sample_weight."))
+        raise invalid(
+            "class_weight and sample_weight cannot both be given.",
+            "both",
+            "multiply them into sample_weight.",
+        )
 
 
-def check_saves_steps(asked: Checkpoints | None) -> None:
+def check_saves_steps(settings: Checkpoints | None) -> None:
     """Refuse settings that checkpoints of `steps` do not support."""
-    if asked is not None and asked.keep_best is not None:
-        must = "keep_best needs the logs of an epoch, which only fit has."
-        raise SpecificationError(
-            message(must, "keep_best for steps", "trainer.save(path) after a good step.")
+    if settings is not None and settings.keep_best is not None:
+        raise invalid(
+            "keep_best needs the logs of an epoch, which only fit has.",
+            "keep_best for steps",
+            "trainer.save(path) after a good step.",
         )
 
 
 def check_restores(only: object) -> None:
     """Refuse a part of a checkpoint that cannot be restored alone."""
     if only is not None and not (isinstance(only, str) and only == "weights"):
-        raise SpecificationError(
-            message("only must be 'weights'.", shown(only), "leave it out to restore all.")
-        )
+        raise invalid("only must be 'weights'.", shown(only), "leave it out to restore all.")

@@ -109,30 +109,19 @@ class CallbackRunner:
         processes = engine.processes
         if processes.count > 1:
             callbacks = _of_several(callbacks, processes)
-            verbose = 0 if processes.index else verbose
+            if processes.index:
+                verbose = 0
         known = callbacks
         if not isinstance(known, keras.callbacks.CallbackList):
-            # of one alone, or nested, Keras would look at no hook, and call it in a thread
-            each = _each(callbacks)
-            known = keras.callbacks.CallbackList(
-                each,
-                add_history=history,
-                add_progbar=verbose != 0,
-                verbose=verbose,
-                epochs=epochs,
-                steps=steps,
-                model=model,
-            )
-            if history and verbose in (1, "auto") and can_replace_lines():
-                _replace_bar(known, each)
+            known = _list_of(callbacks, model, history, verbose=verbose, epochs=epochs, steps=steps)
         self.model = model
         self.callbacks = known
-        self._readers = [c for c in known.callbacks if isinstance(c, ProgbarLogger | RunReport)]
-        self.shown = next(
-            (c for c in known.callbacks if isinstance(c, keras.callbacks.ProgbarLogger)), None
-        )
+        listed = known.callbacks
+        bars = [c for c in listed if isinstance(c, keras.callbacks.ProgbarLogger)]
+        self.shown = bars[0] if bars else None
         self.bar = self.shown if isinstance(self.shown, ProgbarLogger) else None
-        self.made = made(known.callbacks)
+        self._readers = [c for c in listed if isinstance(c, ProgbarLogger | RunReport)]
+        self.made = made(listed)
         # The callbacks that have received the end of the current epoch, in this order.
         self._received: list[keras.callbacks.Callback] = []
         self.each = getattr(model, "steps_per_execution", 1) or 1
@@ -141,16 +130,23 @@ class CallbackRunner:
         )
         if processes.count > 1 and history:
             _check_savers(known, engine.variables.sharded(model.variables))
-        hooked = [c for c in known.callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
+        self._compare_hooks(processes)
+
+    def _compare_hooks(self, processes: Processes) -> None:
+        """Record which hooks read the state; true in all processes if in one.
+
+        They send the same updates together.
+        """
+        callbacks = self.callbacks.callbacks
+        hooked = [c for c in callbacks if any(_overrides(c, hook) for hook in _TRAIN_HOOKS)]
         self.has_hooks = any(callback is not self.bar for callback in hooked)
-        looks = (
+        flags = (
             not all(_needs_numbers_only(c) for c in hooked),
             self._looks_at(*_TEST_HOOKS),
             self._looks_at(*_PREDICT_HOOKS),
         )
-        # True in all processes if in one: they send the same updates together.
         self.needs_state, self.has_test_hooks, self.has_predict_hooks = map(
-            any, zip(*processes.all_gather(looks, "comparing callbacks"), strict=True)
+            any, zip(*processes.all_gather(flags, "comparing callbacks"), strict=True)
         )
 
     def note(self, report: Report, num: int, step: int, logs: Callable[[], dict]) -> None:
@@ -312,6 +308,25 @@ def _each(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks.callbacks
     return keras.tree.flatten(callbacks or [])
+
+
+def _list_of(
+    callbacks: Callbacks, model: keras.Model, history: bool, *, verbose: int | str, **params: Any
+) -> keras.callbacks.CallbackList:
+    """Return the callbacks of a call as Keras' list, with a progress bar if `verbose`."""
+    # of one alone, or nested, Keras would look at no hook, and call it in a thread
+    each = _each(callbacks)
+    known = keras.callbacks.CallbackList(
+        each,
+        add_history=history,
+        add_progbar=verbose != 0,
+        verbose=verbose,
+        model=model,
+        **params,
+    )
+    if history and verbose in (1, "auto") and can_replace_lines():
+        _replace_bar(known, each)
+    return known
 
 
 def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:

@@ -1,6 +1,4 @@
-"""Checks of the numbers that users pass: whole numbers of any library are counts, and truth values
-are no numbers.
-"""
+"""Checks of numbers: whole numbers of any library are counts, truth values are no numbers."""
 
 import numbers
 from collections.abc import Callable
@@ -8,7 +6,7 @@ from functools import wraps
 from inspect import signature
 from typing import ParamSpec, TypeGuard, TypeVar
 
-from wholestep.errors import SpecificationError, message, shown
+from wholestep.errors import invalid, message, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -21,9 +19,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def is_count(value: object, least: int = 1) -> TypeGuard[int]:
     """Whether this is a whole number of at least `least`."""
-    return (
-        isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
-    )
+    return isinstance(value, numbers.Integral) and is_number(value) and int(value) >= least
 
 
 def count(name: str, value: object, attempt: str, *, least: int = 1, otherwise: str = "") -> int:
@@ -32,12 +28,12 @@ def count(name: str, value: object, attempt: str, *, least: int = 1, otherwise: 
     Raises:
         SpecificationError: it is no whole number of at least `least`.
     """
-    if not is_count(value, least):
-        must = f"{name} must be {otherwise}a whole number of at least {least}."
-        if is_number(value) and value == value // 1 and value >= least:
-            attempt = f"{name}={int(value)}."
-        raise SpecificationError(message(must, shown(value), attempt))
-    return int(value)
+    if is_count(value, least):
+        return int(value)
+    if is_number(value) and value == value // 1 and value >= least:
+        attempt = f"{name}={int(value)}."
+    must = f"{name} must be {otherwise}a whole number of at least {least}."
+    raise invalid(must, shown(value), attempt)
 
 
 def takes(must: str, attempt: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -54,14 +50,11 @@ def takes(must: str, attempt: str) -> Callable[[Callable[P, R]], Callable[P, R]]
                     raise
                 unknown = [name for name in kwargs if name not in signature(method).parameters]
                 first = f"{method.__name__} has no argument {unknown[0]!r}." if unknown else must
-                given = ", ".join(
-                    [
-                        *(type(each).__name__ for each in args[1:]),
-                        *(f"{name}=..." for name in kwargs),
-                    ]
-                )
-                called = method.__qualname__.removesuffix(".__init__")
-                raise TypeError(message(first, f"{called}({given})", attempt)) from error
+                received = [type(value).__name__ for value in args[1:]]
+                received += [f"{name}=..." for name in kwargs]
+                name = method.__qualname__.removesuffix(".__init__")
+                text = message(first, f"{name}({', '.join(received)})", attempt)
+                raise TypeError(text) from error
 
         return call
 

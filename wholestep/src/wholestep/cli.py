@@ -38,12 +38,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_launch(commands)
     command.add_commands(commands)
     _add_audit(commands)
-    text = (
-        "Show versions, engine, devices and memory, and reasons why training would be slow: "
-        "for a report of an error."
-    )
     doctor = commands.add_parser(
-        "doctor", help="show versions, engine, devices and memory", description=text
+        "doctor",
+        help="show versions, engine, devices and memory",
+        description="Show versions, engine, devices and memory, and reasons why training would be "
+        "slow: for a report of an error.",
     )
     doctor.set_defaults(command=_doctor)
     return parser
@@ -53,19 +52,23 @@ def _doctor(_: argparse.Namespace) -> int:
     try:
         facts, slow = backend.circumstances()
     except SpecificationError as error:
-        print(error, file=sys.stderr)
-        return 1
+        return _fail(error, 1)
     print("\n".join([*facts, *(f"slow: {reason}" for reason in slow)]))
     return 0
 
 
+def _fail(error: object, code: int) -> int:
+    print(error, file=sys.stderr)
+    return code
+
+
 def _add_audit(commands: argparse._SubParsersAction) -> None:
-    text = (
-        "The former name of `stepcheck run`, a command of the package stepcheck: check a "
-        "script's training loop."
-    )
     parser = commands.add_parser(
-        "audit", help="see `stepcheck run`", description=text, add_help=False
+        "audit",
+        help="see `stepcheck run`",
+        description="The former name of `stepcheck run`, a command of the package stepcheck: "
+        "check a script's training loop.",
+        add_help=False,
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     parser.set_defaults(command=_audit)
@@ -75,20 +78,17 @@ def _audit(arguments: argparse.Namespace) -> int:
     try:
         return aliases.command(arguments.arguments)
     except SpecificationError as error:
-        print(error, file=sys.stderr)
-        return 2
+        return _fail(error, 2)
 
 
 def _add_launch(commands: argparse._SubParsersAction) -> None:
-    text = (
-        "Run a training script in several processes that make every update together, on the JAX "
-        "engine. With -n, start "
-        "them on this machine. Without, join the run that this process was started for by Slurm, "
-        "Open MPI, Kubernetes "
-        "or a TPU pod, as jax.distributed finds out."
-    )
     parser = commands.add_parser(
-        "launch", help="run a script in several processes", description=text
+        "launch",
+        help="run a script in several processes",
+        description="Run a training script in several processes that make every update together, "
+        "on the JAX engine. With -n, start them on this machine. Without, join the run that this "
+        "process was started for by Slurm, Open MPI, Kubernetes or a TPU pod, as jax.distributed "
+        "finds out.",
     )
     parser.add_argument(
         "-n", "--num-processes", type=_count, help="how many processes to start on this machine"
@@ -102,34 +102,28 @@ def _add_launch(commands: argparse._SubParsersAction) -> None:
 
 def _launch(arguments: argparse.Namespace) -> int:
     if not Path(arguments.script).is_file():
-        print(
-            message("The script must be a file.", arguments.script, "the path of a Python file."),
-            file=sys.stderr,
-        )
-        return 2
+        must = "The script must be a file."
+        return _fail(message(must, arguments.script, "the path of a Python file."), 2)
     os.environ.setdefault("KERAS_BACKEND", "jax")
     if arguments.num_processes is not None:
         return launch.launch(arguments.num_processes, arguments.script, arguments.arguments)
     import keras
 
-    backend = keras.backend.backend()
-    if backend != "jax":
-        attempt = (
+    engine = keras.backend.backend()
+    if engine != "jax":
+        text = message(
+            "Several processes need the JAX engine.",
+            f"KERAS_BACKEND={engine}",
             "set KERAS_BACKEND=jax, or build the model under tf.distribute.MirroredStrategy in "
-            "one process."
+            "one process.",
         )
-        print(
-            message("Several processes need the JAX engine.", f"KERAS_BACKEND={backend}", attempt),
-            file=sys.stderr,
-        )
-        return 2
+        return _fail(text, 2)
     from wholestep.processes import group
 
     try:
         group.join()
     except PeerError as error:
-        print(error, file=sys.stderr)
-        return 2
+        return _fail(error, 2)
     return launch.run(arguments.script, arguments.arguments)
 
 

@@ -18,7 +18,7 @@ from keras import ops
 from wholestep.cut import Cut
 from wholestep.embeddings.rows import RowPlan
 from wholestep.engines import Engine
-from wholestep.errors import NonFiniteError, SpecificationError, message
+from wholestep.errors import NonFiniteError, invalid, message
 from wholestep.model import Forward, are_same, is_overridden, layers
 from wholestep.reports.report import NO_LOGS, Report, ReportLayout
 from wholestep.state import State, Variables, merged
@@ -185,12 +185,10 @@ def logs_of(results: Any, name: str) -> dict[str, Tensor]:
         SpecificationError: the step returned no mapping.
     """
     if not isinstance(results, dict | None):
-        raise SpecificationError(
-            message(
-                f"{name} must return its numbers by name.",
-                type(results).__name__,
-                'return {"loss": loss}.',
-            )
+        raise invalid(
+            f"{name} must return its numbers by name.",
+            type(results).__name__,
+            'return {"loss": loss}.',
         )
     logs: dict[str, Tensor] = {}
     for key, value in (results or {}).items():
@@ -236,15 +234,13 @@ def check_choices(model: keras.Model, **choices: object) -> None:
         f"{name}={value!r}" for name, value in choices.items() if value not in (None, "auto", 1, [])
     ]
     if custom and received:
-        raise SpecificationError(
-            message(
-                f"An update by the model's own `{custom[0]}` is run whole, on one device, and "
-                "feeds its own metrics.",
-                ", ".join(received),
-                "leave them out; or write the loss as a wholestep.Objective, as docs/recipes.md "
-                "shows, and pass Trainer(model, MyObjective(), optimizer=...), which may be cut "
-                "and spread.",
-            )
+        raise invalid(
+            f"An update by the model's own `{custom[0]}` is run whole, on one device, and "
+            "feeds its own metrics.",
+            ", ".join(received),
+            "leave them out; or write the loss as a wholestep.Objective, as docs/recipes.md "
+            "shows, and pass Trainer(model, MyObjective(), optimizer=...), which may be cut "
+            "and spread.",
         )
 
 
@@ -255,13 +251,11 @@ def check_replicas(num_replicas: int) -> None:
         SpecificationError: there are several replicas; nothing has been computed.
     """
     if num_replicas > 1:
-        raise SpecificationError(
-            message(
-                "An update by the model's own `train_step` is run whole, on one device.",
-                f"{num_replicas} replicas",
-                "leave the distribution out, or write the loss as a wholestep.Objective, which "
-                "may be spread.",
-            )
+        raise invalid(
+            "An update by the model's own `train_step` is run whole, on one device.",
+            f"{num_replicas} replicas",
+            "leave the distribution out, or write the loss as a wholestep.Objective, which "
+            "may be spread.",
         )
 
 

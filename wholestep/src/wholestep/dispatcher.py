@@ -89,7 +89,7 @@ class Dispatcher:
                 else:
                     assert run.variables is not None
                     self._write(run, run.variables, state)
-            run.sent(block.num, program.layout, in_call=in_call)
+            run.count_sent(block.num, program.layout, in_call=in_call)
             feed.advance(block)
         report = Report(*sent, program.layout, block, first, in_call=in_call)
         self._ledger.note_sent(report)

@@ -1,20 +1,18 @@
-"""The errors a user can meet: one root, and a message of three parts; warnings, and lines about
-long waits.
-"""
+"""Errors for the user, with messages of three parts; warnings, and lines about long waits."""
 
 import itertools
 import sys
 import sysconfig
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-_OWN = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent)
 _LIBRARIES = (
     "<frozen",
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -41,20 +39,21 @@ class BatchError(WholestepError, ValueError):
 
     def at(self, epoch: int, step: int) -> "BatchError":
         """Add the position of the batch as a note, once, and return the error."""
-        note = (
-            f"This was batch {step} of epoch {epoch}, both counted from 0; no update has used it."
-        )
+        place = f"batch {step} of epoch {epoch}"
+        note = f"This was {place}, both counted from 0; no update has used it."
         if note not in getattr(self, "__notes__", []):
             self.add_note(note)
         return self
 
 
 class NonFiniteError(WholestepError, ArithmeticError):
-    """A loss, gradient or moving statistic was not finite. The update was not applied: the weights
-    are the last good.
+    """A loss, gradient or moving statistic was not finite; the update was not applied.
 
-    `update` is the number of the update that was not applied, `rows` the numbers of the non-finite
-    rows (empty where no row is to blame).
+    The weights are the last good.
+
+    Attributes:
+        update: the number of the update that was not applied.
+        rows: the numbers of the non-finite rows; empty where no row is to blame.
     """
 
     def __init__(self, message: str, update: int, rows: tuple[int, ...] = ()):
@@ -64,9 +63,7 @@ class NonFiniteError(WholestepError, ArithmeticError):
 
 
 class PeerError(WholestepError, RuntimeError):
-    """The processes of a run do not match, or a process is lost. Raised in every process that can
-    raise.
-    """
+    """The processes of a run do not match, or one is lost. Raised in all that can raise."""
 
 
 class CheckpointError(WholestepError, RuntimeError):
@@ -74,14 +71,13 @@ class CheckpointError(WholestepError, RuntimeError):
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint's content differs from the one written. After any other error, a checkpoint may
-    be good.
+    """A checkpoint's content differs from the one written; after other errors, it may be good.
 
     Its message may quote the checkpoint, and is printable.
     """
 
-    def __init__(self, said: str):
-        super().__init__(printable(said))
+    def __init__(self, text: str):
+        super().__init__(printable(text))
 
 
 class GoneError(DamagedError):
@@ -94,23 +90,23 @@ def message(must: str, received: object, attempt: str) -> str:
     >>> message("batch_size must be at least 1.", 0, "leave it out for 32.")
     'batch_size must be at least 1. Received: 0. Try: leave it out for 32.'
     """
-    return (
-        f"{must} Received: {received if isinstance(received, str) else shown(received)}. Try: "
-        f"{attempt}"
-    )
+    text = received if isinstance(received, str) else shown(received)
+    return f"{must} Received: {text}. Try: {attempt}"
 
 
-def warn(told: str) -> None:
+def invalid(must: str, received: object, attempt: str) -> SpecificationError:
+    """Return the error of an argument that is not valid; see `message`."""
+    return SpecificationError(message(must, received, attempt))
+
+
+def warn(text: str) -> None:
     """Warn at the nearest line of the user's code."""
-    frame: FrameType | None = sys._getframe(1)
-    files: list[str] = []
-    while frame is not None:
-        files.append(frame.f_code.co_filename)
-        frame = frame.f_back
-    outside = [i for i, file in enumerate(files) if not file.startswith(_OWN)]
+    frames = traceback.walk_stack(sys._getframe(1))
+    files = [frame.f_code.co_filename for frame, _ in frames]
+    outside = [i for i, file in enumerate(files) if not file.startswith(_PACKAGE)]
     users = (i for i in outside if not files[i].startswith(_LIBRARIES))
     level = next(users, outside[0] if outside else 0)
-    warnings.warn(told, UserWarning, stacklevel=level + 2)
+    warnings.warn(text, UserWarning, stacklevel=level + 2)
 
 
 def tell(line: str) -> None:
@@ -122,8 +118,7 @@ def tell(line: str) -> None:
 def notify_if_long(
     line: str, seconds: float, tell: Callable[[str], None] = tell, timer: Callable = threading.Timer
 ) -> Iterator[None]:
-    """Print a line once if the body takes longer, unless a context around this one has its own
-    line.
+    """Print a line once if the body takes longer, unless an outer context announces the wait.
 
     Args:
         timer: makes the thread that calls a function after a delay.
@@ -152,12 +147,11 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def shown(value: Any) -> str:
-    """Return a value as text for a message: an array by its type and shape, a long nest by its
-    first parts.
+    """Return a value as text: an array by its type and shape, a long nest by its first parts.
 
     >>> import numpy as np
     >>> shown({"x": np.ones((40, 3)), "y": ["a"] * 9})
@@ -167,14 +161,18 @@ def shown(value: Any) -> str:
         kind = getattr(value, "dtype", type(value).__name__)
         return f"{getattr(kind, 'name', kind)} of shape {tuple(shape)}"
     if type(value) not in (dict, list, tuple):
-        return repr(value) if len(repr(value)) <= _LONGEST else f"{repr(value)[:_LONGEST]}..."
-    parts = (
-        map(shown, value)
-        if type(value) is not dict
-        else (f"{k!r}: {shown(part)}" for k, part in value.items())
-    )
-    first = list(itertools.islice(parts, _MOST + 1))
-    inner = ", ".join([*first[:_MOST], "..."] if len(first) > _MOST else first)
-    around = "{}" if isinstance(value, dict) else "[]" if isinstance(value, list) else "()"
-    comma = "," if isinstance(value, tuple) and len(first) == 1 else ""
-    return f"{around[0]}{inner}{comma}{around[1]}"
+        text = repr(value)
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    first = list(itertools.islice(value, _MOST + 1))
+    if isinstance(value, dict):
+        parts = [f"{key!r}: {shown(value[key])}" for key in first]
+    else:
+        parts = [shown(part) for part in first]
+    if len(parts) > _MOST:
+        parts[_MOST] = "..."
+    inner = ", ".join(parts)
+    if isinstance(value, dict):
+        return f"{{{inner}}}"
+    if isinstance(value, list):
+        return f"[{inner}]"
+    return f"({inner},)" if len(parts) == 1 else f"({inner})"

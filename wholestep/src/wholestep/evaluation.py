@@ -286,22 +286,14 @@ class Evaluation:
         engine = self.engine
         programs = engine.programs
         cut = Cut(((1, batch.num_rows),), batch.num_rows)
-        data, rows = stage(engine.devices, batch, cut)
-        (rows,) = engine.devices.place((rows,))
+        data, rows = _staged(engine, batch, cut)
         assert run.state is not None
         state, function = self._learned_function(run.state, options, batch.program_key, data, rows)
-        captured = engine.variables.captured(function.forward.inputs, state)
-        parts = parted(function.forward, state._replace(captured=captured, sums=function.no_sums))
-        results = None if programs.is_eager else programs.shapes(function, *parts, data, rows)[1]
-
-        def each(
-            moved: State, rest: State, data: Tree, rows: Tensor, _: Tensor
-        ) -> tuple[State, Tree]:
-            return function(moved, rest, data, rows)
-
-        most = min(most_in_a_dispatch(engine.devices, batch, most), MOST_UPDATES)
-        length = max(1, min(most, _MOST_BYTES // max(1, _num_bytes(results))))
-        can_loop = _can_loop(results) and not programs.loops_slowly(function, *parts, data, rows)
+        parts = self._parts(function, state)
+        inputs = (*parts, data, rows)
+        results = None if programs.is_eager else programs.shapes(function, *inputs)[1]
+        can_loop = _can_loop(results) and not programs.loops_slowly(function, *inputs)
+        length = _most_in_dispatch(engine, batch, most, results)
         most = length if can_loop else 1
         loops = can_loop and (length > 1 or programs.always_xla)
         num_stacked = 1
@@ -309,15 +301,32 @@ class Evaluation:
             length = num_stacked = most
         if num_stacked > 1:
             data = engine.devices.stage(stack([batch], num_stacked))
-        program = engine.variables.load_and_store(
-            loop_updates(engine, each, results if loops else None, most),
-            _moved_variables(function.forward, parts[0]),
-        )
+        program = self._looped(function, parts[0], results if loops else None, most)
         # Not spent: the state before the first batch serves every pass.
         how = {"repeats": programs.always_xla, "spends": False}
         made = compiled(engine, program, (*parts, data), (length, cut.places), **how)
         run.state = state
         return Program(*made, cut, length, most, num_stacked, [], function)
+
+    def _parts(self, function: BatchFunction, state: State) -> tuple[State, State]:
+        """Return the inputs of the first batch: the moved part and the rest."""
+        captured = self.engine.variables.captured(function.forward.inputs, state)
+        state = state._replace(captured=captured, sums=function.no_sums)
+        return parted(function.forward, state)
+
+    def _looped(
+        self, function: BatchFunction, moved: State, results: Tree | None, most: int
+    ) -> Callable:
+        """Return the program of `most` batches; `results`: see `program.several`."""
+
+        def each(
+            moved: State, rest: State, data: Tree, rows: Tensor, _: Tensor
+        ) -> tuple[State, Tree]:
+            return function(moved, rest, data, rows)
+
+        program = loop_updates(self.engine, each, results, most)
+        variables = _moved_variables(function.forward, moved)
+        return self.engine.variables.load_and_store(program, variables)
 
     def _learned_function(
         self, state: State, options: EvalOptions, program_key: tuple, data: Tree, rows: Tensor
@@ -384,6 +393,19 @@ def _moved_variables(forward: Forward, moved: State) -> Variables:
     """Return the variables of the part of the state that a batch changes."""
     buffers = forward.variables.buffers if forward.facts.moves_buffers else []
     return Variables([], [], buffers, forward.variables.metrics if moved.metrics else [])
+
+
+def _staged(engine: Engine, batch: Batch, cut: Cut) -> tuple[Tree, Tensor]:
+    """Return the batch and its rows on the device."""
+    data, rows = stage(engine.devices, batch, cut)
+    (rows,) = engine.devices.place((rows,))
+    return data, rows
+
+
+def _most_in_dispatch(engine: Engine, batch: Batch, most: int, results: Tree) -> int:
+    """Return the number of batches like this one in a dispatch, at most `most`."""
+    most = min(most_in_a_dispatch(engine.devices, batch, most), MOST_UPDATES)
+    return max(1, min(most, _MOST_BYTES // max(1, _num_bytes(results))))
 
 
 def _num_bytes(results: Tree) -> int:

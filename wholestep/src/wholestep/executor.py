@@ -230,7 +230,7 @@ class Executor:
 
     def _assign(self, run: Run, snapshot: Snapshot, groups: dict, kept: dict) -> None:
         self.dispatcher.ahead.catch_up()
-        run.go_on_from(renamed(snapshot, names_of(self.engine, self.planner.update.forward)))
+        run.use_renamed(renamed(snapshot, names_of(self.engine, self.planner.update.forward)))
         run.drop()
         self.begin_epoch(run)
         for name, variables in groups.items():
@@ -252,7 +252,7 @@ class Executor:
         run.set_state(
             self._access.between_programs(self._whole(state)), begins=snapshot.facts["begins"]
         )
-        run.counted(snapshot.facts["number"], snapshot.facts["num_skipped"])
+        run.set_counts(snapshot.facts["number"], snapshot.facts["num_skipped"])
         self.planner.adopt(run.findings)
         self.engine.programs.why_no_xla = self.engine.programs.why_no_xla or run.findings.why_no_xla
 

@@ -93,7 +93,7 @@ def fit(
         how |= {} if validate is None else validate.settings
         saver.open(executor, Span(last, epochs.begin), watch, **how)
         also = {"callbacks": watch, **saver.also}
-        in_call = setup.run.under_way("fit", batches, are_given=given.x.keeps_position, also=also)
+        in_call = setup.run.during_call("fit", batches, are_given=given.x.keeps_position, also=also)
         with executor.notices(options.verbose), executor.shown_by(watch.shown), in_call as resumed:
             limited = Epochs(last, epochs.begin, steps)
             once = epochs.steps is None
@@ -136,7 +136,7 @@ def _run_epochs(
     is_at_start = not run.place.is_open
     # the epoch has not started, or no epoch is left
     if resumed is not None and (is_at_start or begin >= last):
-        run.put_back_also(resumed)
+        run.restore_also(resumed)
         run.has_resumed()
         resumed = None
     for epoch in range(begin, last):
@@ -182,7 +182,7 @@ def _begin_epoch(
     else:  # the saved values include this hook's changes, such as another learning rate
         run.assigned.clear()
         executor.restore(run, before)
-        run.put_back_also(resumed)
+        run.restore_also(resumed)
     executor.ledger.sync_update_count(run)
 
 

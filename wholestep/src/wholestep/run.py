@@ -1,6 +1,6 @@
 """Run: the state and position of a training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -25,7 +25,7 @@ from wholestep.checkpoints import (
     to_json,
 )
 from wholestep.data import Batches, layout_of
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import invalid
 from wholestep.model import Findings
 from wholestep.program import ALONE, EPOCH, GOES_ON
 from wholestep.reports.report import ReportLayout
@@ -37,8 +37,9 @@ Copied = Callable[[str, Tensor], Numbers]
 
 @dataclass
 class Run:
-    """The state and position of a training. It can be saved between any two blocks of updates, and
-    restored elsewhere.
+    """The state and position of a training.
+
+    It can be saved between any two blocks of updates, and restored elsewhere.
 
     Args:
         state: the values that the next update spends; None before the first, and until a restored
@@ -56,12 +57,12 @@ class Run:
         layout: the layout of the epoch's reports; None until an update has been sent.
         findings: the measurements by which updates are planned.
         also: other state that is saved with the run, by name.
-        settle: a weak reference to the function that returns the number of skipped updates, or
-            raises a NonFiniteError.
-        arrive: a weak reference to the function that assigns a restored snapshot, as far as the
-            model is built.
-        own: a weak reference to the function that returns the engine's own variables of the model,
-            by path.
+        count_skipped: a weak reference to the function that returns the number of skipped updates,
+            or raises a NonFiniteError.
+        apply_restored: a weak reference to the function that assigns a restored snapshot, as far
+            as the model is built.
+        find_engine_variables: a weak reference to the function that returns the engine's variables
+            in attributes of the model, by path.
         restored: the snapshot from which the next call resumes.
         assigned: by id, the variables that have received their values from it, and may have been
             changed since.
@@ -97,15 +98,15 @@ class Run:
     layout: ReportLayout | None = None
     findings: Findings = field(default_factory=Findings)
     also: dict[str, Stateful] = field(default_factory=dict)
-    settle: Callable[[], Callable[[], int] | None] = lambda: None
-    arrive: Callable[[], Callable[[], None] | None] = lambda: None
-    own: Callable[[], Callable[[], dict[str, Any]] | None] = lambda: None
+    count_skipped: Callable[[], Callable[[], int] | None] = lambda: None
+    apply_restored: Callable[[], Callable[[], None] | None] = lambda: None
+    find_engine_variables: Callable[[], Callable[[], dict[str, Any]] | None] = lambda: None
     restored: Snapshot | None = None
     assigned: WeakValueDictionary[int, keras.Variable] = field(default_factory=WeakValueDictionary)
     _batches: Batches | None = None
 
     @contextmanager
-    def under_way(
+    def during_call(
         self,
         call: str,
         batches: Batches,
@@ -113,17 +114,19 @@ class Run:
         are_given: bool,
         also: dict[str, Stateful] | None = None,
     ) -> Iterator[Snapshot | None]:
-        """Record the position of a call, and yield the result of `resume`; then restore the
-        position of an outer call.
+        """Context of one call of `fit` or `steps`. Yields the snapshot to resume from, if any.
+
+        A call inside of another leaves the outer call's position unchanged.
 
         Args:
+            are_given: see `resume`.
             also: other state that is saved with the run during the call and, if the call fails,
                 until the next one.
         """
         outer = (self._batches, self.place, self.data, self.also)
-        before = self._as_it_is()
+        before = self._fields()
         try:
-            resumed = self.resume(call, batches, are_given=are_given)
+            snapshot = self.resume(call, batches, are_given=are_given)
             self.data.layout = layout_of(batches)
             batches.note_move()  # a loop over the same batches that has not ended must not go on
         except BaseException:
@@ -132,7 +135,7 @@ class Run:
         self._batches = batches
         self.also = also or {}
         try:
-            yield resumed
+            yield snapshot
             self.also = {}
         finally:
             try:
@@ -142,14 +145,12 @@ class Run:
                 if outer[0] is not None:
                     self._batches, self.place, self.data, self.also = outer
 
-    def _as_it_is(self) -> dict[str, Any]:
-        """Return all attributes, with copies of `place` and `data`, which a call changes in
-        place.
-        """
+    def _fields(self) -> dict[str, Any]:
+        """Return all attributes, with copies of `place` and `data`, which a call mutates."""
         return vars(self) | {"place": replace(self.place), "data": replace(self.data)}
 
     @property
-    def is_under_way(self) -> bool:
+    def is_in_call(self) -> bool:
         """Whether a call of `fit` or `steps` is in progress."""
         return self._batches is not None
 
@@ -159,64 +160,78 @@ class Run:
             epoch, step = self.data.position
             self.epochs = max(self.epochs, epoch + (step > 0))
 
-    def put_back_also(self, snapshot: Snapshot) -> None:
+    def restore_also(self, snapshot: Snapshot) -> None:
         """Restore the other state that was saved with the run."""
-        for name, state in from_json(snapshot.facts["also"], snapshot.arrays).items():
+        states = from_json(snapshot.facts["also"], snapshot.arrays)
+        for name, state in states.items():
             if name in self.also:
                 self.also[name].set_state(state)
 
     # ---- further changes of a run: no other module assigns to its attributes ----
 
     def connect(
-        self, settle: Callable[[], Any], arrive: Callable[[], Any], own: Callable[[], Any]
+        self,
+        count_skipped: Callable[[], Any],
+        apply_restored: Callable[[], Any],
+        find_engine_variables: Callable[[], Any],
     ) -> None:
-        """Set the weak references `settle`, `arrive` and `own`."""
-        self.settle = settle
-        self.arrive = arrive
-        self.own = own
+        """Set these weak references."""
+        self.count_skipped = count_skipped
+        self.apply_restored = apply_restored
+        self.find_engine_variables = find_engine_variables
 
-    def own_variables(self) -> dict[str, Any]:
-        """Return the engine's own variables of the model, by path: no part of the state, but of a
-        snapshot.
+    def engine_variables(self) -> dict[str, Any]:
+        """Return the engine's variables in the model's attributes, by path.
+
+        They are no part of the state, but of a snapshot.
         """
-        own = self.own()
-        return {} if own is None else own()
+        find = self.find_engine_variables()
+        return {} if find is None else find()
 
     def set_state(
         self, state: State, variables: Variables | None = None, *, begins: int | None = None
     ) -> None:
-        """Set the values that the next update spends and, if given, their variables and how that
-        update begins.
+        """Set the values that the next update spends.
+
+        Args:
+            variables: the variables of these values; None if they are the same.
+            begins: how the next update begins; None: as before.
         """
         self.state = state
-        self.variables = self.variables if variables is None else variables
-        self.begins = self.begins if begins is None else begins
+        if variables is not None:
+            self.variables = variables
+        if begins is not None:
+            self.begins = begins
 
-    def sent(self, num: int, layout: ReportLayout, *, in_call: bool) -> None:
-        """Count updates that were sent; single updates (`in_call=False`) belong to no epoch of a
-        call.
-        """
+    def count_sent(self, num: int, layout: ReportLayout, *, in_call: bool) -> None:
+        """Count updates that were sent; single updates belong to no epoch of a call."""
         self.number = self.number + num
         self.begins = GOES_ON
         self.layout = layout
-        self.place.done += num if in_call else 0
+        if in_call:
+            self.place.done += num
 
-    def failed(self, number: int, *, in_call: bool) -> None:
+    def move_before(self, number: int, *, in_call: bool) -> None:
         """Move back to before update `number`, which was not applied; nor was any after it."""
-        self.place.done -= self.number + 1 - number if in_call else 0
+        if in_call:
+            self.place.done -= self.number + 1 - number
         self.number = number - 1
 
-    def counted(self, number: int, num_skipped: int) -> None:
+    def set_counts(self, number: int, num_skipped: int) -> None:
         """Set the number of the last update, and the number of skipped updates."""
         self.number = number
         self.num_skipped = num_skipped
 
-    def noted(self, last: str, state: Any, latest: dict[str, Any] | None = None) -> None:
-        """Record the digest of the last batch, the stream's state after it and, if given, the last
-        update's logs.
+    def note_last(self, digest: str, state: Any, logs: dict[str, Any] | None = None) -> None:
+        """Record the last batch's digest, the stream's state after it, the last update's logs.
+
+        Args:
+            logs: None to keep the recorded ones.
         """
-        self.data.last, self.data.state = last, state
-        self.place.latest = self.place.latest if latest is None else latest
+        self.data.last = digest
+        self.data.state = state
+        if logs is not None:
+            self.place.latest = logs
 
     def begin_update(self) -> None:
         """Begin an epoch of a single update, with empty sums and metrics."""
@@ -280,12 +295,14 @@ class Run:
         if self.state is None and self.restored is not None:
             return self.restored  # nothing has been trained since
         if self.state is None or self.variables is None:
-            must = "A snapshot needs a run that has begun."
-            attempt = "take it after the first update of the trainer."
-            attempt += " After updates by other code, model.save(path)."
-            raise SpecificationError(message(must, "a trainer that has not trained", attempt))
-        settle = self.settle()
-        num_skipped = self.num_skipped if settle is None else settle()
+            raise invalid(
+                "A snapshot needs a run that has begun.",
+                "a trainer that has not trained",
+                "take it after the first update of the trainer. After updates by other code, "
+                "model.save(path).",
+            )
+        count_skipped = self.count_skipped()
+        num_skipped = self.num_skipped if count_skipped is None else count_skipped()
         self._note_data()
         arrays = self.arrays(copied)
         groups = groups_of(self.variables)
@@ -299,31 +316,32 @@ class Run:
             "data": asdict(self.data),
             "layout": None if self.layout is None else self.layout.shapes,
             "findings": self.findings.as_json(),
-            "also": {name: held.get_state() for name, held in self.also.items()},
-            "paths": {k: [v.path for v in held] for k, held in groups.items()},
+            "also": {name: part.get_state() for name, part in self.also.items()},
+            "paths": {name: [v.path for v in variables] for name, variables in groups.items()},
             "own": {
-                path: keras.ops.convert_to_numpy(held)
-                for path, held in self.own_variables().items()
+                path: keras.ops.convert_to_numpy(variable)
+                for path, variable in self.engine_variables().items()
             },
         }
         return Snapshot(arrays, to_json(facts, FACTS, arrays))
 
     def arrays(self, copied: Copied = own_copy) -> dict[str, Numbers]:
         """Return copies of all values that an update changes, by their names in a snapshot."""
+        arrays: dict[str, Numbers] = {}
+
+        def add(group: str, values: Iterable[Any]) -> None:
+            for i, value in enumerate(values):
+                name = f"{group}/{i}"
+                arrays[name] = copied(name, _tensor(value))
+
         assert self.variables is not None
-        groups = groups_of(self.variables)
-        # The groups first: reading a variable brings the state up to date.
-        arrays = {
-            f"{k}/{i}": copied(f"{k}/{i}", _tensor(v))
-            for k, held in groups.items()
-            for i, v in enumerate(held)
-        }
+        # The variables first: reading them brings the state up to date.
+        for group, variables in groups_of(self.variables).items():
+            add(group, variables)
         assert self.state is not None
         # Not from Keras' metrics: an evaluation in between may have overwritten them.
-        for name, held in (("sums", self.state.sums), ("running", self.state.metrics)):
-            arrays |= {
-                f"{name}/{i}": copied(f"{name}/{i}", _tensor(each)) for i, each in enumerate(held)
-            }
+        add("sums", self.state.sums)
+        add("running", self.state.metrics)
         return arrays
 
     def restore(self, snapshot: Snapshot, *, goes_on: bool = True) -> None:
@@ -343,51 +361,59 @@ class Run:
                 progress. The next call raises it if its method or its data differ from the
                 interrupted call's.
         """
-        if self.is_under_way:
-            must = "A snapshot must be restored between calls."
-            raise SpecificationError(
-                message(must, f"restore during {self.place.call}", "end that call first.")
+        if self.is_in_call:
+            raise invalid(
+                "A snapshot must be restored between calls.",
+                f"restore during {self.place.call}",
+                "end that call first.",
             )
         if not isinstance(snapshot, Snapshot) or snapshot.facts.get("format") != 1:
-            must = "restore takes what snapshot() returned."
-            raise SpecificationError(
-                message(must, type(snapshot).__name__, "run.restore(run.snapshot()).")
+            raise invalid(
+                "restore takes what snapshot() returned.",
+                type(snapshot).__name__,
+                "run.restore(run.snapshot()).",
             )
         facts = RunFacts.of(snapshot)
-        before = self._as_it_is()
+        layout = _layout_of(facts)
+        place = facts.place if goes_on else CallPosition()
+        assigned: WeakValueDictionary[int, keras.Variable] = WeakValueDictionary()
+        before = self._fields()
+        # No call in between, which could be interrupted.
         self.state = None
         self.variables = None
         self.number = facts.number
         self.num_skipped = facts.num_skipped
         self.begins = facts.begins
         self.epochs = facts.epochs
-        self.place = facts.place
+        self.place = place
         self.data = facts.data
         self.findings = facts.findings
-        self.layout = None if facts.layout is None else ReportLayout(facts.layout)
-        self.restored, self.also, self.assigned = snapshot, {}, WeakValueDictionary()
-        if not goes_on:
-            self.place = CallPosition()
-        if (arrive := self.arrive()) is not None:
-            try:
-                arrive()
-            except BaseException:
-                # the model is unchanged; otherwise the next call assigns the rest
-                if not self.assigned:
-                    vars(self).update(before)
-                raise
+        self.layout = layout
+        self.restored = snapshot
+        self.also = {}
+        self.assigned = assigned
+        apply_restored = self.apply_restored()
+        if apply_restored is None:
+            return
+        try:
+            apply_restored()
+        except BaseException:
+            # the model is unchanged; otherwise the next call assigns the rest
+            if not self.assigned:
+                vars(self).update(before)
+            raise
 
-    def go_on_from(self, snapshot: Snapshot) -> None:
+    def use_renamed(self, snapshot: Snapshot) -> None:
         """Replace the restored snapshot by this copy, in which metrics are renamed."""
         if snapshot is not self.restored:
             facts = RunFacts.of(snapshot)
-            self.layout = None if facts.layout is None else ReportLayout(facts.layout)
-            self.place.logs, self.place.latest = facts.place.logs, facts.place.latest
+            self.layout = _layout_of(facts)
+            self.place.logs = facts.place.logs
+            self.place.latest = facts.place.latest
             self.restored = snapshot
 
     def resume(self, call: str, batches: Batches, *, are_given: bool) -> Snapshot | None:
-        """Return the snapshot from which this call resumes, if any, and move the batches to their
-        position.
+        """Return the snapshot from which this call resumes, if any; move the batches there.
 
         Args:
             are_given: whether the user passed `Batches`, which keep their position; others start at
@@ -410,6 +436,10 @@ class Run:
         check_goes_on(self.place, self.data, call, batches, snapshot.source)
         advance_to(self.data, batches)
         return snapshot
+
+
+def _layout_of(facts: RunFacts) -> ReportLayout | None:
+    return None if facts.layout is None else ReportLayout(facts.layout)
 
 
 def groups_of(variables: Variables) -> dict[str, list[keras.Variable]]:

@@ -1,6 +1,4 @@
-"""Guards: no trainer is used twice at once, and no interrupt (Ctrl-C, SIGTERM) leaves half an
-update.
-"""
+"""Guards: one thread uses a trainer at a time, and no interrupt leaves half an update."""
 
 import contextlib
 import importlib
@@ -16,11 +14,10 @@ from types import FrameType
 from typing import Any
 from weakref import WeakValueDictionary
 
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import invalid
 
 # `signal` wraps this module in enumerations, which take a third of an update's time on the host.
 _signals = importlib.import_module("_signal")
-
 
 _SOON = 0.01  # seconds
 
@@ -45,7 +42,7 @@ def end_when_terminated() -> None:
 
     Python drops an exception that is raised during garbage collection: then it is raised again.
     """
-    tell_lost = sys.unraisablehook
+    unraisable = sys.unraisablehook
 
     def handle(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -53,7 +50,7 @@ def end_when_terminated() -> None:
 
     def raise_again(lost: Any) -> None:
         if not isinstance(lost.exc_value, Terminated):
-            tell_lost(lost)
+            unraisable(lost)
             return
         signal.signal(signal.SIGTERM, handle)
         again = threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM))
@@ -64,7 +61,7 @@ def end_when_terminated() -> None:
     sys.unraisablehook = raise_again
 
 
-_HELD = int(signal.SIGINT), int(signal.SIGTERM)
+_SIGNALS = int(signal.SIGINT), int(signal.SIGTERM)
 
 
 class _Held:
@@ -89,8 +86,10 @@ class _Held:
         if self._waits:
             self._until = time.monotonic() + _ONE
         if threading.current_thread() is threading.main_thread():
-            known = [(number, _signals.getsignal(number)) for number in _HELD]
-            self._handlers = {number: handler for number, handler in known if callable(handler)}
+            for number in _SIGNALS:
+                handler = _signals.getsignal(number)
+                if callable(handler):
+                    self._handlers[number] = handler
         for number in self._handlers:
             _signals.signal(number, self._hold)
         self._is_open = True
@@ -126,8 +125,8 @@ class _Held:
             self._calls.append((number, frame))
             if self._waits and self._is_open:
                 # A signal, not a call, as it wakes the main thread.
-                target = signal.pthread_kill, (threading.main_thread().ident, number)
-                self._timer = threading.Timer(left, *target)
+                target = (threading.main_thread().ident, number)
+                self._timer = threading.Timer(left, signal.pthread_kill, target)
                 self._timer.daemon = True
                 self._timer.start()
             return
@@ -139,8 +138,7 @@ class _Held:
 
 
 def uninterrupted(*, twice: bool = True) -> AbstractContextManager[None]:
-    """Hold a signal back to the end of a block; Python could raise its exception after any call
-    inside.
+    """Hold a signal back to the end of a block; its exception could come after any call inside.
 
     Args:
         twice: whether a second signal is held back too; use False if the block may wait for ever.
@@ -195,18 +193,16 @@ class Termination:
     def __enter__(self) -> "Termination":
         if threading.current_thread() is threading.main_thread():
             self._before = signal.getsignal(signal.SIGTERM)
-            self._lasts = True
-            if self._before is None:  # not set from Python, so it could not be restored
-                self._lasts = False
-            else:
+            self._lasts = self._before is not None  # else set outside of Python: not restorable
+            if self._lasts:
                 signal.signal(signal.SIGTERM, self)
         return self
 
     def __exit__(self, *_: object) -> None:
         lasts = self._lasts
-        self._lasts = False
-        is_mine = signal.getsignal(signal.SIGTERM) is self
-        if lasts and is_mine:
+        self._lasts = False  # first: a signal that comes now has its previous effect
+        is_ours = signal.getsignal(signal.SIGTERM) is self
+        if lasts and is_ours:
             with contextlib.suppress(ValueError):  # a generator may be closed by another thread
                 signal.signal(signal.SIGTERM, self._before)
 
@@ -223,33 +219,25 @@ class Termination:
             signal.raise_signal(signal.SIGTERM)
 
 
-_taking = threading.Lock()
+_lock = threading.Lock()
 _first_process: int | None = None
 # by the id of a model, which a trainer keeps alive
 _guards: WeakValueDictionary[int, "Guard"] = WeakValueDictionary()
 
 
 def check_process() -> None:
-    """Refuse a process that was forked after the engine was used; the first call records the
-    engine's process.
-    """
+    """Refuse a process forked after the engine was used, by the process of the first call."""
     global _first_process
     if _first_process is None:
         _first_process = os.getpid()
     if os.getpid() != _first_process:
-        must = (
-            "A forked process cannot train, evaluate or predict if the engine was in use "
-            "before the fork: "
-        )
-        must += "the engine's threads are not copied, and it would wait for them for ever."
-        received = (
-            f"process {os.getpid()}, forked after process {_first_process} had made a trainer"
-        )
-        attempt = (
+        raise invalid(
+            "A forked process cannot train, evaluate or predict if the engine was in use before "
+            "the fork: the engine's threads are not copied, and it would wait for them for ever.",
+            f"process {os.getpid()}, forked after process {_first_process} had made a trainer",
             'start it with multiprocessing.get_context("spawn"), or make models and trainers '
-            "in it alone."
+            "in it alone.",
         )
-        raise SpecificationError(message(must, received, attempt))
 
 
 class Guard:
@@ -268,27 +256,25 @@ class Guard:
     @classmethod
     def of(cls, model: object) -> "Guard":
         """Return the guard that all trainers of a model share."""
-        with _taking:
+        with _lock:
             return _guards.setdefault(id(model), cls())
 
     def __enter__(self) -> None:
         check_process()
-        me = threading.current_thread()
-        with _taking:
-            if self._owner not in (None, me):
-                must = (
-                    "One thread at a time may be in the trainers of a model: an update spends "
-                    "the arrays of the "
+        thread = threading.current_thread()
+        with _lock:
+            if self._owner not in (None, thread):
+                raise invalid(
+                    "One thread at a time may be in the trainers of a model: an update spends the "
+                    "arrays of the one before it.",
+                    f"thread {thread.name!r}, while thread {self._owner.name!r} is in it",
+                    "let one wait for the other, or use a separate model and trainer in each.",
                 )
-                must += "one before it."
-                received = f"thread {me.name!r}, while thread {self._owner.name!r} is in it"
-                attempt = "let one wait for the other, or use a separate model and trainer in each."
-                raise SpecificationError(message(must, received, attempt))
-            self._owner = me
+            self._owner = thread
             self._depth += 1
 
     def __exit__(self, *_: object) -> None:
-        with _taking:
+        with _lock:
             self._depth -= 1
             if self._depth == 0:
                 self._owner = None

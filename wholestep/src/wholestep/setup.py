@@ -284,7 +284,7 @@ class Setup:
             self._check_optimizer()
             arguments.warn_of_values(self.model)
         self._ready.add(call)
-        is_elsewhere = self.run.variables is not executor.variables and not self.run.is_under_way
+        is_elsewhere = self.run.variables is not executor.variables and not self.run.is_in_call
         if restored is not None and is_elsewhere:
             self._assign_snapshot(restored)
         self._print_changes()
@@ -367,7 +367,7 @@ class Setup:
         rates = checkpoints.rates_of(self.model)
         self.run.restore(found.snapshot)
         # not compared: the user may have corrected the data
-        self.run.noted("", self.run.data.state)
+        self.run.note_last("", self.run.data.state)
         self._restored = found, rates
         self._print_changes()
 
@@ -427,7 +427,7 @@ class Setup:
     def _count_exactly(self) -> int:
         if self.executor is None:
             return self.run.num_skipped
-        if not self.run.is_under_way and not self.executor.context.is_current():
+        if not self.run.is_in_call and not self.executor.context.is_current():
             must = "A snapshot needs the model as it was trained."
             received = "a model that was compiled, or changed, since the last update"
             raise SpecificationError(

@@ -95,7 +95,7 @@ def run_steps(
     """
     saver.check([])
     if resumed is not None:
-        run.put_back_also(resumed)
+        run.restore_also(resumed)
     feed = executor.feed(run, batches)
     for epoch in range(run.place.epoch, epochs):
         with guard:

@@ -235,7 +235,7 @@ class Trainer(OnBatch):
                 self._setup.settle()
                 executor = self._setup.executor_to_update(batches.example)
                 saver.open(executor, Span(epochs))
-            with self.run.under_way(
+            with self.run.during_call(
                 "steps", batches, are_given=are_given, also=dict(saver.also)
             ) as resumed:
                 yield from run_steps(

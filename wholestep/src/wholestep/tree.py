@@ -1,5 +1,4 @@
-"""Nested data: dicts, lists and tuples of arrays. A leaf is named by its path; None is no leaf, and
-is kept.
+"""Nested dicts, lists and tuples of arrays. A leaf is named by its path; None is kept, as no leaf.
 
 A `Tree` is such data. A `Tensor` is one leaf: an array of numpy or the engine, or a tracer.
 
@@ -19,9 +18,7 @@ from wholestep.errors import BatchError, message
 
 
 class Tensor(Protocol):
-    """One array of numbers: of numpy, of the engine, or a tracer. Results of operations are not
-    checked.
-    """
+    """An array of numpy or the engine, or a tracer. Results of operations are not checked."""
 
     @property
     def shape(self) -> Any:
@@ -62,8 +59,7 @@ Tree: TypeAlias = object
 
 
 def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Any:
-    """Apply `function` to every leaf (to the corresponding leaves of several trees), keeping the
-    structure.
+    """Apply a function to the leaves of a tree, or to corresponding leaves of several trees.
 
     >>> map_leaves(abs, {"x": -1, "optional": None})
     {'x': 1, 'optional': None}
@@ -84,7 +80,7 @@ def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Any:
     ):
         return tuple([map_leaves(function, *parts) for parts in zip(tree, *others, strict=True)])
     return _keras().map_structure(
-        lambda *at: None if at[0] is None else function(*at), tree, *others
+        lambda *parts: None if parts[0] is None else function(*parts), tree, *others
     )
 
 
@@ -120,20 +116,15 @@ def name(path: tuple, root: str = "batch") -> str:
 
 
 def part_of(path: tuple, batch: Tree) -> str:
-    """Return the part of (x, y, sample_weight) that a leaf lies in; "" if the batch is no such
-    tuple.
-    """
+    """Return the part of (x, y, sample_weight) with this leaf; "" if the batch is no such tuple."""
     is_known = isinstance(batch, tuple) and len(batch) in (2, 3)
     return ("x", "y", "sample_weight")[path[0]] if is_known else ""
 
 
 def named_leaves(tree: Tree, root: str = "batch") -> list[tuple[str, Tensor]]:
     """Return (name, leaf) for every leaf."""
-    return [
-        (name(path, root), leaf)
-        for path, leaf in _keras().flatten_with_path(tree)
-        if leaf is not None
-    ]
+    leaves = _keras().flatten_with_path(tree)
+    return [(name(path, root), leaf) for path, leaf in leaves if leaf is not None]
 
 
 def num_rows(tree: Tree, root: str = "batch") -> int:
@@ -142,33 +133,32 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
     Raises:
         BatchError: there is no leaf, a leaf has no leading axis, or the lengths differ.
     """
-    found = {shape[0] if (shape := getattr(leaf, "shape", ())) else None for leaf in leaves(tree)}
-    if len(found) == 1 and (count := found.pop()) is not None:
-        return int(count)
+    shapes = [getattr(leaf, "shape", ()) for leaf in leaves(tree)]
+    lengths = {shape[0] if shape else None for shape in shapes}
+    length = lengths.pop() if len(lengths) == 1 else None
+    if length is not None:
+        return int(length)
+    return _checked_num_rows(tree, root)
+
+
+def _checked_num_rows(tree: Tree, root: str) -> int:
     lengths = {}
     for path, leaf in _keras().flatten_with_path(tree):
         if leaf is None:
             continue
         label = name(path, root)
+        if len(getattr(leaf, "shape", None) or ()) == 0:
+            text = message(
+                f"{label} must be an array with a leading row axis.",
+                _kind(leaf),
+                "pass an array of shape (rows, ...), such as np.asarray(a_list).",
+            )
+            raise BatchError(text)
         part = part_of(path, tree)
-        shape = getattr(leaf, "shape", None)
-        if shape is None or len(shape) == 0:
-            raise BatchError(
-                message(
-                    f"{label} must be an array with a leading row axis.",
-                    _kind(leaf),
-                    "pass an array of shape (rows, ...), such as np.asarray(a_list).",
-                )
-            )
-        lengths[f"{part} ({label})" if part else label] = int(shape[0])
+        lengths[f"{part} ({label})" if part else label] = int(leaf.shape[0])
     if not lengths:
-        raise BatchError(
-            message(
-                f"{root} must hold at least one array.",
-                tree,
-                "pass arrays with a leading row axis.",
-            )
-        )
+        must = f"{root} must hold at least one array."
+        raise BatchError(message(must, tree, "pass arrays with a leading row axis."))
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{label}: {length} rows" for label, length in lengths.items())
         must = "All arrays must have the same number of rows."
@@ -186,9 +176,7 @@ def _bytes_of(leaf: Any) -> int:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an array of arbitrary values, aligned to 64 bytes: an engine on the host uses it
-    without a copy.
-    """
+    """Return an uninitialized array, aligned to 64 bytes: a host engine uses it without a copy."""
     num_bytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(num_bytes + 64, np.uint8)
     return np.ndarray(shape, dtype, raw, -address(raw) % 64)
@@ -201,15 +189,13 @@ def aligned_copy(leaf: np.ndarray) -> np.ndarray:
     return copy
 
 
-# bytes from which numpy asks for huge pages: rows are gathered faster, but it may take 0.1 s per 50
-# MiB
+# Bytes from which numpy asks for huge pages, where rows are gathered faster.
+# They may take 0.1 s per 50 MiB.
 HUGE = 4 << 20
 
 
 class Copies:
-    """Aligned copies of host arrays. A thread copies large arrays; `wait` returns when it has
-    ended.
-    """
+    """Aligned copies of host arrays. A thread copies large arrays; `wait` waits for it."""
 
     def __init__(self) -> None:
         self.pending: dict[int, Future] = {}  # by the address of the copy
@@ -255,7 +241,6 @@ def ragged(values: np.ndarray, splits: Sequence[int] | np.ndarray) -> np.ndarray
 
 
 def _kind(leaf: object) -> str:
+    name = type(leaf).__name__
     shape = getattr(leaf, "shape", None)
-    return (
-        type(leaf).__name__ if shape is None else f"{type(leaf).__name__} of shape {tuple(shape)}"
-    )
+    return name if shape is None else f"{name} of shape {tuple(shape)}"

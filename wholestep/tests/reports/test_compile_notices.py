@@ -1,4 +1,4 @@
-"""What is told while programs are compiled, by a clock that the test holds."""
+"""Messages while programs are compiled, by the test's clock."""
 
 import io
 import re
@@ -19,9 +19,7 @@ from wholestep.reports.compile_notices import Compilations, ProgbarLogger
 
 
 class Timer:
-    """A `threading.Timer` that has rung when it starts, or never rings; `log` notes what is done
-    with it.
-    """
+    """A `threading.Timer` that rings when it starts, or never; `log` records the calls."""
 
     def __init__(self, log, rings):
         self.log = log
@@ -58,11 +56,11 @@ def see(compilations, *batches, num_shapes=0):
                 known.add(each.host[0].shape)
 
 
-def test_a_line_is_told_where_compiling_takes_long():
+def test_a_long_compilation_prints_a_line():
     log = []
-    told = []
-    see(Compilations(Timer(log, True), told.append), batch(7), batch(7), batch(9), num_shapes=7)
-    assert told == [
+    lines = []
+    see(Compilations(Timer(log, True), lines.append), batch(7), batch(7), batch(9), num_shapes=7)
+    assert lines == [
         "wholestep: compiling shape 1 of 7 (batch[0] (4, 7), batch[1] (4,)), for more than 2 "
         "seconds so far",
         "wholestep: compiling shape 2 of 7 (batch[0] (4, 9), batch[1] (4,)), for more than 2 "
@@ -112,22 +110,22 @@ def test_a_line_begins_below_the_bar_in_each_call(call, monkeypatch, capsys):
     assert "barwholestep:" not in capsys.readouterr().out
 
 
-def test_nothing_is_told_where_it_is_quick_or_quiet():
-    told = []
-    see(Compilations(Timer([], False), told.append), batch(7))
-    quiet = Compilations(Timer([], True), told.append)
+def test_a_quick_or_quiet_compilation_prints_nothing():
+    lines = []
+    see(Compilations(Timer([], False), lines.append), batch(7))
+    quiet = Compilations(Timer([], True), lines.append)
     quiet.is_quiet = True
     see(quiet, batch(7))
-    assert told == []
+    assert lines == []
 
 
-def test_the_number_of_shapes_is_told_only_if_it_is_known():
-    told = []
-    see(Compilations(Timer([], True), told.append), batch(7))
-    assert "shape 1 (" in told[0]
+def test_the_number_of_shapes_is_printed_only_if_it_is_known():
+    lines = []
+    see(Compilations(Timer([], True), lines.append), batch(7))
+    assert "shape 1 (" in lines[0]
 
 
-def test_ever_new_shapes_are_warned_of_once_by_name():
+def test_ever_new_shapes_are_named_in_one_warning():
     compilations = Compilations(Timer([], False))
     with pytest.warns(
         UserWarning, match=r"5 shapes in 6 batches: batch\[0\] \(4, 1\), .*\(4, 5\)\. Try: pad"
@@ -163,7 +161,7 @@ def test_a_stream_whose_batches_have_ever_new_shapes(how):
 
 @pytest.fixture
 def are_quiet(monkeypatch):
-    """Return a list that gets an entry for each compilation: whether its line is not told."""
+    """Return a list of booleans, one for each compilation: whether its line is off."""
     seen = []
     watched = Compilations.watched
 
@@ -175,7 +173,7 @@ def are_quiet(monkeypatch):
     return seen
 
 
-def test_verbose_decides_whether_the_line_is_told(are_quiet):
+def test_verbose_decides_whether_the_line_is_printed(are_quiet):
     trainer = ws.Trainer(model())
     for size, verbose in ((5, 0), (4, 2), (10, 0)):
         trainer.evaluate(X, Y, batch_size=size, verbose=verbose)
@@ -248,7 +246,7 @@ def terminal(monkeypatch):
     return sys.stdout
 
 
-def test_the_bar_shows_what_the_first_update_waits_for_and_rows_per_second(monkeypatch):
+def test_the_bar_shows_reasons_of_waits_and_rows_per_second(monkeypatch):
     shown = terminal(monkeypatch)
     ws.Trainer(model()).fit(X, Y, batch_size=5, epochs=3, validation_data=(X, Y))
     first, second, _ = re.split(

@@ -1,6 +1,4 @@
-"""What an update starts from: parameters must be finite; of buffers, what may be infinite on
-purpose is not blamed.
-"""
+"""Before an update, parameters must be finite; buffers may be infinite on purpose."""
 
 import keras
 import numpy as np
@@ -13,7 +11,7 @@ from wholestep.state import State, Variables
 
 
 def found(values, *, has_finite_rows=True):
-    """Return what is not sound, where these are the values of (kernel, shift, count)."""
+    """Return the non-finite variables of (kernel, shift, count) with these values."""
     kernel = keras.Variable(np.array(values[0], "float32"), name="kernel")
     shift = keras.Variable(np.array(values[1], "float32"), name="shift")
     count = keras.Variable(np.array(values[2]), dtype="int32", trainable=False, name="count")
@@ -33,14 +31,14 @@ def test_a_parameter_that_is_not_finite_is_named(bad):
     assert found(([1, bad], [0.0], 3), has_finite_rows=False) == ["kernel"]
 
 
-def test_a_buffer_counts_if_it_is_nan_or_no_row_is_left():
+def test_a_buffer_is_named_if_it_has_nan_or_no_row_is_finite():
     assert found(([1.0], [0, -np.inf], 3)) == []
     assert found(([1.0], [0, -np.inf], 3), has_finite_rows=False) == ["shift"]
     assert found(([1.0], [0, np.nan], 3)) == ["shift"]
     assert found(([np.inf], [-np.inf, np.nan], 3)) == ["kernel", "shift"]
 
 
-def test_what_is_finite_is_not_blamed_though_no_row_is_left():
+def test_finite_variables_are_not_named_if_no_row_is_finite():
     assert found(([3e38, -1], [0.0], 3), has_finite_rows=False) == []
 
 
@@ -97,7 +95,7 @@ def test_a_batch_that_spoils_statistics_is_not_applied(size):
 
 
 class Lowest(keras.layers.Layer):
-    """Keeps the least number that it has seen, and one that stays infinite."""
+    """Keeps the least input so far, and a number that stays infinite."""
 
     def build(self, shape):
         infinite = keras.initializers.Constant(np.inf)

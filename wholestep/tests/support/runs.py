@@ -78,10 +78,9 @@ def made(seed=0):
 
 
 class Takes(keras.callbacks.Callback):
-    """Takes snapshots after so many batches of the call and at the end of epochs; notes what every
-    batch is told.
+    """Takes snapshots after `batches` of the call and at the end of epochs; records all logs.
 
-    What is taken is a pair: of how many batches had been told, and the snapshot.
+    `taken` holds pairs: the number of batches before the snapshot, and the snapshot.
     """
 
     def __init__(self, run, *batches, epochs=()):

@@ -90,7 +90,7 @@ class Saver:
         self._since = time.monotonic()
 
     def __enter__(self) -> "Saver":
-        if self._run.is_under_way:
+        if self._run.is_in_call:
             must = "One call at a time may train a run with checkpoints."
             received = f"{self._start.call} inside of another call"
             raise SpecificationError(message(must, received, "leave checkpoints out."))
@@ -169,7 +169,7 @@ class Saver:
             self._saved = self._run.number
             line = span.told_if_complete(self._run) or self._start.told_of_others()
         else:
-            script = Script(self._environment, self._settings, self._run.own_variables())
+            script = Script(self._environment, self._settings, self._run.engine_variables())
             line = self._start.told(script, watch, span)
         if line and self._processes.index == 0:
             tell(line)

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import invalid
 
 LEGEND: dict[str, Any] = {"framealpha": 1.0, "edgecolor": "none", "fontsize": 9}
 _STYLE = """
@@ -41,12 +41,10 @@ def assert_drawable() -> None:
         SpecificationError: it is not.
     """
     if find_spec("matplotlib") is None:
-        raise SpecificationError(
-            message(
-                "The pictures of a report need matplotlib.",
-                "none installed",
-                "pip install './wholestep[demo]', or print(report).",
-            )
+        raise invalid(
+            "The pictures of a report need matplotlib.",
+            "none installed",
+            "pip install './wholestep[demo]', or print(report).",
         )
 
 

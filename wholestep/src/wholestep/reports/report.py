@@ -12,7 +12,7 @@ from keras import ops
 
 from wholestep.data import Block
 from wholestep.engines import Devices
-from wholestep.errors import NonFiniteError, SpecificationError, message
+from wholestep.errors import NonFiniteError, invalid
 from wholestep.sums import visible
 from wholestep.tree import Tensor
 
@@ -82,13 +82,11 @@ def check_same_layout(before: ReportLayout | None, now: ReportLayout) -> None:
     earlier, later = (
         [name for name, _ in layout.shapes if not name.startswith("+")] for layout in (before, now)
     )
-    raise SpecificationError(
-        message(
-            "An objective must return the same terms and metrics for all batches of an epoch: "
-            "they are added up.",
-            f"{later} after {earlier}",
-            "return a term with weights of 0 where it does not count.",
-        )
+    raise invalid(
+        "An objective must return the same terms and metrics for all batches of an epoch: "
+        "they are added up.",
+        f"{later} after {earlier}",
+        "return a term with weights of 0 where it does not count.",
     )
 
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wholestep.errors import SpecificationError, message, warn
+from wholestep.errors import invalid, warn
 from wholestep.reports.page import (
     LEGEND,
     assert_drawable,
@@ -75,21 +75,17 @@ class RunReport(keras.callbacks.Callback):
         super().__init__()
         assert_drawable()
         if path is not None and not isinstance(path, str | os.PathLike):
-            raise SpecificationError(
-                message(
-                    "RunReport takes the path of the HTML file.",
-                    path,
-                    'RunReport("run.html"), or RunReport() and its html(path).',
-                )
+            raise invalid(
+                "RunReport takes the path of the HTML file.",
+                path,
+                'RunReport("run.html"), or RunReport() and its html(path).',
             )
         self._path = None if path is None else Path(path).absolute()  # `os.chdir` does not move it
         if self._path is not None and (self._path.is_dir() or not self._path.parent.is_dir()):
-            raise SpecificationError(
-                message(
-                    "RunReport takes a file in a folder that exists.",
-                    str(self._path),
-                    f"mkdir -p {self._path.parent}, and a file there.",
-                )
+            raise invalid(
+                "RunReport takes a file in a folder that exists.",
+                str(self._path),
+                f"mkdir -p {self._path.parent}, and a file there.",
             )
         self._since = self._written = self._measured = 0.0
         self._bytes = 0
@@ -217,12 +213,10 @@ class RunReport(keras.callbacks.Callback):
             SpecificationError: no update has run.
         """
         if not self._last:
-            raise SpecificationError(
-                message(
-                    "A report of a run needs its updates.",
-                    "no update of a wholestep.Trainer",
-                    "Trainer(model).fit(..., callbacks=[report]).",
-                )
+            raise invalid(
+                "A report of a run needs its updates.",
+                "no update of a wholestep.Trainer",
+                "Trainer(model).fit(..., callbacks=[report]).",
             )
         write_page(path, "Report of a run", [self._repr_html_()])
 

@@ -99,7 +99,7 @@ class UpdateLedger:
         """Set the run's number to the optimizer's `iterations` plus the skipped updates. Waits."""
         self.note_skipped(run, self._sent())
         is_last = self._last_number == run.number
-        run.counted(self._num_applied + run.num_skipped, run.num_skipped)
+        run.set_counts(self._num_applied + run.num_skipped, run.num_skipped)
         if is_last:
             self._last_number = run.number
         self.note_written()
@@ -160,7 +160,9 @@ class UpdateLedger:
         latest = self._latest()
         is_last = self._last_number == run.number
         digest, state = self._last_batch if is_last else ("", None)
-        run.noted(digest, state, None if latest is None else latest.numbers(latest.block.num - 1))
+        run.note_last(
+            digest, state, None if latest is None else latest.numbers(latest.block.num - 1)
+        )
         if self._scales_loss:
             return run.num_skipped  # a loss scale skips updates without counting them
         if not self._skips:
@@ -225,13 +227,13 @@ class UpdateLedger:
         if failed is None:
             self._unchecked.discard(report)
         else:
-            run.failed(report.first + failed, in_call=report.in_call)
+            run.move_before(report.first + failed, in_call=report.in_call)
             self._latest = lambda: None  # its batch, or one after it, is not the last that was used
         return failed
 
     def _count_failures(self, run: Run, report: Report, first: int) -> None:
         """Add the report's skipped updates to the run's. Warn of the first."""
-        run.counted(run.number, run.num_skipped + report.num_failures)
+        run.set_counts(run.number, run.num_skipped + report.num_failures)
         if self._has_warned:
             return
         self._has_warned = True
@@ -421,12 +423,27 @@ def _recomputed(
     Returns:
         Each row's values and weights by term, `finite_flags` before it, is finite after it.
     """
+    block = report.block
+    count = len(block.names(i))
+    pieces = [(start, size) for start, size in block.program.cut.pieces if start < count]
+    num_slots = sum(size for _, size in pieces)
+    outcomes = _run_pieces(update, state, report, i, pieces)
+    parts, before, after = zip(*outcomes, strict=True)
+    terms = {
+        label: _joined([part[label] for part in parts], num_slots, count) for label in parts[0]
+    }
+    flags = np.reshape(after, (len(after), -1, 2))
+    return terms, before[0], np.all(flags[..., 0], axis=0)
+
+
+def _run_pieces(
+    update: Update, state: State, report: Report, i: int, pieces: list[tuple[int, int]]
+) -> list[tuple]:
+    """Return the results of `_microbatch` for each piece of update i, on the host."""
     engine = update.engine
     block = report.block
     microbatch = _microbatch(update, block.program.forward)
-    count = len(block.names(i))
     table = block.table.rows[block.first + i]
-    pieces = [(start, size) for start, size in block.program.cut.pieces if start < count]
     programs: dict[int, Callable] = {}
     outcomes = []
     for start, size in pieces:
@@ -435,13 +452,7 @@ def _recomputed(
         if size not in programs:
             programs[size] = engine.programs.compile(microbatch, arguments, spends=False).call
         outcomes.append(engine.devices.fetch(programs[size](*arguments)))
-    parts, before, after = zip(*outcomes, strict=True)
-    num_slots = sum(size for _, size in pieces)
-    terms = {
-        label: _joined([part[label] for part in parts], num_slots, count) for label in parts[0]
-    }
-    flags = np.reshape(after, (len(after), -1, 2))
-    return terms, before[0], np.all(flags[..., 0], axis=0)
+    return outcomes
 
 
 def _joined(parts: list, num_slots: int, count: int) -> list[np.ndarray]:
