@@ -1,4 +1,4 @@
-"""Small runs, and what they leave: for tests of snapshots and checkpoints."""
+"""Small runs and their results, for tests of snapshots and checkpoints."""
 
 import json
 import shutil
@@ -78,10 +78,9 @@ def made(seed=0):
 
 
 class Takes(keras.callbacks.Callback):
-    """Takes snapshots after so many batches of the call and at the end of epochs; notes what every
-    batch is told.
+    """Takes snapshots after given batches of the call and at the end of epochs; notes all logs.
 
-    What is taken is a pair: of how many batches had been told, and the snapshot.
+    A snapshot is kept with the number of batches before it.
     """
 
     def __init__(self, run, *batches, epochs=()):
@@ -133,7 +132,7 @@ def steps_in(folder):
 
 
 def taken_from(folder, step, to):
-    """Return a folder of its own for one checkpoint."""
+    """Return a separate folder with a single checkpoint."""
     shutil.copytree(Folder(folder).path(step), Folder(to).path(step))
     return to
 

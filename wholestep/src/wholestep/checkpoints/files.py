@@ -1,5 +1,4 @@
-"""Files that are created, synced and read with checks, and the lock of a folder to which one
-process writes.
+"""Files, created, synced and read with checks, and the lock of a folder with a single writer.
 
 A file that is missing, not regular or of another size is a DamagedError; what cannot be opened now,
 an OSError.

@@ -78,9 +78,7 @@ def check_run_folder(path: Location) -> None:
 
 
 def reading(path: Location) -> tuple[str, str] | None:
-    """Return (received, attempt) for a path without a checkpoint; None if nothing is known of
-    it.
-    """
+    """Return (received, attempt) for a path without a checkpoint; None for an ordinary path."""
     path = as_location(path)
     other = other_path(path)
     inside = runs_inside(path)

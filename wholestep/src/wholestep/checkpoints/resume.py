@@ -1,6 +1,4 @@
-"""Where a run resumes: from the newest good checkpoint of a folder, from a restored one, or at the
-beginning.
-"""
+"""The point where a run resumes: the newest good checkpoint, a restored one, or the beginning."""
 
 import os
 import tempfile
@@ -53,12 +51,11 @@ from wholestep.program import Options
 from wholestep.run import Run
 
 CheckSnapshot = Callable[[Snapshot], None]
-_WHAT = "looking for the checkpoint to resume from"
 _GONE = "gone"
 
 
 @dataclass(frozen=True)
-class Found:
+class VerifiedCheckpoint:
     """A checkpoint that has been read and verified."""
 
     manifest: Manifest
@@ -74,9 +71,8 @@ def newest(
     sets_aside: bool,
     step: int | None = None,
     source: str = "",
-) -> Found | None:
-    """Return the newest checkpoint that is good in all processes; None if the folder has no
-    checkpoint.
+) -> VerifiedCheckpoint | None:
+    """Return the newest checkpoint that is good in all processes; None for a new folder.
 
     Args:
         check: raises a SpecificationError for a snapshot of another model or other data; gets
@@ -102,7 +98,7 @@ def newest(
         }
         check(Snapshot(arrays, manifest.facts, source), manifest)
 
-    def attempt(candidate: int) -> tuple[Found | None, str]:
+    def attempt(candidate: int) -> tuple[VerifiedCheckpoint | None, str]:
         """Return the checkpoint and ""; or None and the reason."""
         path = folder.path(candidate)
         try:
@@ -111,7 +107,9 @@ def newest(
             if step is not None:
                 raise CheckpointError(f"{path} must be good. {error}") from error
             return None, _GONE if isinstance(error, GoneError) else str(error)
-        return Found(manifest, Snapshot(arrays, manifest.facts, source), path, aside), ""
+        return VerifiedCheckpoint(
+            manifest, Snapshot(arrays, manifest.facts, source), path, aside
+        ), ""
 
     def set_aside(candidate: int, why: str) -> str:
         return (folder.set_aside(candidate, why) if sets_aside else folder.path(candidate)).name
@@ -157,7 +155,7 @@ def read_one(
     path: str | os.PathLike[str],
     check: Callable[[Snapshot], None],
     model: keras.Model | None = None,
-) -> Found:
+) -> VerifiedCheckpoint:
     """Return the checkpoint at a path, or the newest good one in it (see `newest`).
 
     Damaged ones stay in place; a line on the error output names those that are newer.
@@ -166,10 +164,9 @@ def read_one(
         model: whose optimizer must be of the saved kind; None for any.
     """
     if not isinstance(path, str | os.PathLike) or path == "":
-        attempt = (
-            "its folder: checkpoints.folder." if isinstance(path, Checkpoints) else '"runs/a".'
-        )
         must = "path must be the path of a checkpoint, or of a folder with one."
+        is_setting = isinstance(path, Checkpoints)
+        attempt = "its folder: checkpoints.folder." if is_setting else '"runs/a".'
         raise SpecificationError(message(must, shown(path), attempt))
     source, step = find(path)
     processes = connect()
@@ -180,7 +177,7 @@ def read_one(
             _check_optimizer(snapshot, manifest, model)
         check(snapshot)
 
-    def read(folder: Folder) -> Found | None:
+    def read(folder: Folder) -> VerifiedCheckpoint | None:
         common = SharedFolder(folder, processes)
         address = str(source.folder)
         return newest(common, check_found, sets_aside=False, step=step, source=address)
@@ -208,9 +205,7 @@ def read_one(
 
 @contextmanager
 def _copied(store: Store, steps: Callable[[], list[int]]) -> Iterator[Folder | None]:
-    """Context with a temporary copy of the first good checkpoint of these steps; None if none is
-    good.
-    """
+    """Context with a copy of the first good checkpoint of these steps; None if none is good."""
     must = f"A checkpoint in {store.folder} is read from a copy in a temporary folder."
     copy = f"wholestep checkpoint copy {store.folder} FOLDER"
     way = f"set TMPDIR to a folder with room; or {copy}, and pass FOLDER."
@@ -251,72 +246,70 @@ class ResumePoint:
     batches: Batches
     model: keras.Model
     check: CheckSnapshot  # raises a SpecificationError for a snapshot of another model
-    found: Found | None = None  # the checkpoint from which it resumes, if any
+    found: VerifiedCheckpoint | None = None  # the checkpoint from which it resumes, if any
     content: dict[str, str] = field(default_factory=dict)  # digests of the call's data
     # that the scripts of the run set, by optimizer
     rates: dict[str, float] = field(default_factory=dict)
-    _words_of_rates: list[str] = field(default_factory=list)
-    _given_up: int = 0  # updates of this process that are in no checkpoint
+    _changed_rates: list[str] = field(default_factory=list)
+    _num_discarded: int = 0  # updates of this process that are in no checkpoint
 
     def find(self) -> int:
-        """Restore the run to its starting point, and return the step of that checkpoint, 0 for a
-        beginning.
-        """
-        self.content, self.rates = content_of(self.batches), rates_of(self.model)
-        if self.asked.learning_rate is not None and "optimizer" not in self.rates:
+        """Restore the run to its starting point; return its checkpoint's step, 0 for a new run."""
+        self.content = content_of(self.batches)
+        self.rates = rates_of(self.model)
+        rate = self.asked.learning_rate
+        if rate is not None and "optimizer" not in self.rates:
             must = "learning_rate needs an optimizer with a constant learning rate."
-            raise SpecificationError(
-                message(must, "a schedule, or no optimizer", "change the schedule itself.")
-            )
+            attempt = "change the schedule itself."
+            raise SpecificationError(message(must, "a schedule, or no optimizer", attempt))
         step = self._find()
-        if (rate := self.asked.learning_rate) is not None and rate != self._given.get("optimizer"):
+        if rate is not None and rate != self._saved_rates.get("optimizer"):
             variable = rate_variable(self.model.optimizer)
             assert variable is not None
-            self._words_of_rates = [f"learning rate {rate}, as asked ({value_of(variable)} before)"]
+            self._changed_rates = [f"learning rate {rate}, as asked ({value_of(variable)} before)"]
             variable.assign(rate)
             self.rates["optimizer"] = rate
         return step
 
     def _find(self) -> int:
         run = self.run
-        together = self.common.together
-        if self.asked.resume:
+        resumes = self.asked.resume
+        if resumes:
             self.common.pull()
         # restored by hand: it resumes from there
-        if not self.asked.resume or run.restored is not None:
-            together.all(self._check_folder, _WHAT)
-            return run.number if self.asked.resume else 0
+        if not resumes or run.restored is not None:
+            what = "looking for the checkpoint to resume from"
+            self.common.together.all(self._check_folder, what)
+            return run.number if resumes else 0
         self.found = found = newest(self.common, self._check_found, sets_aside=True)
         if found is None:
             return 0
-        self._given_up = run.number - found.snapshot.facts["number"]
+        self._num_discarded = run.number - found.snapshot.facts["number"]
         run.restore(found.snapshot)
-        asked = dict(self.rates)
+        set_here = dict(self.rates)
         if self.asked.learning_rate is not None:
-            asked.pop("optimizer")
-        self._words_of_rates = unused_rates(found, asked, rates_of(self.model))
-        self.rates |= self._given
+            set_here.pop("optimizer")
+        self._changed_rates = unused_rates(found, set_here, rates_of(self.model))
+        self.rates |= self._saved_rates
         return found.manifest.step
 
     def _check_folder(self) -> None:
-        """Refuse a folder with checkpoints, for a run that does not resume from the newest of
-        them.
-        """
-        for folder in self.common.folders if not self.asked.resume else []:
-            if (steps := folder.steps()) or folder.bad():
-                must = "resume=False begins anew in an empty folder."
-                attempt = "another folder; or leave resume out, to resume."
-                raise CheckpointError(
-                    message(must, f"{len(steps)} checkpoints in {folder.folder}", attempt)
-                )
+        """Refuse checkpoints of other runs; the run does not resume from the newest of them."""
+        if not self.asked.resume:
+            for folder in self.common.folders:
+                steps = folder.steps()
+                if steps or folder.bad():
+                    must = "resume=False begins anew in an empty folder."
+                    received = f"{len(steps)} checkpoints in {folder.folder}"
+                    attempt = "another folder; or leave resume out, to resume."
+                    raise CheckpointError(message(must, received, attempt))
+            return
         steps = self.common.folder.steps()
-        number = self.run.number
-        if self.asked.resume and steps and steps[0] != number:
+        if steps and steps[0] != self.run.number:
             must = "A manually restored run must save to a folder without other checkpoints."
-            received = f"update {number}, and step {steps[0]} in {self.asked.folder}"
-            raise SpecificationError(
-                message(must, received, "another folder; or do not restore by hand.")
-            )
+            received = f"update {self.run.number}, and step {steps[0]} in {self.asked.folder}"
+            attempt = "another folder; or do not restore by hand."
+            raise SpecificationError(message(must, received, attempt))
 
     def _check_found(self, snapshot: Snapshot, manifest: Manifest) -> None:
         """Refuse other data, another optimizer and another model, before anything changes."""
@@ -329,37 +322,34 @@ class ResumePoint:
         self.check(snapshot)
 
     @property
-    def _given(self) -> dict[str, float]:
+    def _saved_rates(self) -> dict[str, float]:
         """The learning rates that the script of the saved run set."""
         return {} if self.found is None else self.found.manifest.rest.get("rates") or {}
 
-    def told_of_others(self) -> str:
-        """Return the line of a new run that names other runs in subfolders; "" if there are
-        none.
-        """
+    def others_message(self) -> str:
+        """Return the line of a new run that names other runs in subfolders; "" for none."""
         folder = self.asked.folder
         is_new = self.found is None and self.run.restored is None and self.asked.resume
-        inside = runs_inside(folder) if is_new else []
-        others = ", ".join(inside)
-        return f"wholestep: begins anew in {folder}; other runs are in {others}" if inside else ""
+        if is_new and (inside := runs_inside(folder)):
+            return f"wholestep: begins anew in {folder}; other runs are in {', '.join(inside)}"
+        return ""
 
-    def told(self, script: "Script", watch: CallbackRunner | None, span: "Span") -> str:
-        """Return the line with the checkpoint from which the run resumes, and the differences to
-        the saved run.
-        """
+    def resume_message(self, script: "Script", watch: CallbackRunner | None, span: "Span") -> str:
+        """Return the line with the checkpoint of a resumed run, and what differs from that run."""
         found = self.found
         place = self.run.place
         assert found is not None
-        told = [f"wholestep: resumes from {found.path}, after update {self.run.number}"]
-        told[0] += f" (epoch {place.epoch + 1}, batch {place.done})" if place.call else ""
-        if complete := span.told_if_complete(self.run):
-            told = [complete]
-        told += span.told_if_unused(self.run)
-        told += [f"discarded: {self._given_up} later updates"] if self._given_up > 0 else []
-        told += [f"set aside: {', '.join(found.aside)}"] if found.aside else []
-        kept = found.snapshot.facts["also"]
-        anew = [name for name in self.asked.also or () if name not in kept]
-        return "; ".join(told + differences_of(found, script, self._words_of_rates, anew, watch))
+        where = f" (epoch {place.epoch + 1}, batch {place.done})" if place.call else ""
+        resumed = f"wholestep: resumes from {found.path}, after update {self.run.number}{where}"
+        parts = [span.complete_message(self.run) or resumed, *span.unused_message(self.run)]
+        if self._num_discarded > 0:
+            parts.append(f"discarded: {self._num_discarded} later updates")
+        if found.aside:
+            parts.append(f"set aside: {', '.join(found.aside)}")
+        saved = found.snapshot.facts["also"]
+        anew = [name for name in self.asked.also or () if name not in saved]
+        parts += differences_of(found, script, self._changed_rates, anew, watch)
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -369,11 +359,12 @@ class Span:
     num: int
     begin: int = 0
 
-    def told_if_complete(self, run: Run) -> str:
+    def complete_message(self, run: Run) -> str:
         """Return the line about a resumed run that is complete in this call; "" if it is not."""
         if run.restored is None or not run.place.call:
             return ""
-        epoch, (is_over, has_stopped) = run.place.epoch + 1, _end_of_epoch(run, run.restored)
+        is_over, has_stopped = _end_of_epoch(run, run.restored)
+        epoch = run.place.epoch + 1
         if epoch < self.num + (not is_over) and not has_stopped:
             return ""
         where = f"epoch {epoch}"
@@ -381,10 +372,11 @@ class Span:
         where += "" if is_over else f", batch {run.place.done}"
         where += ", where a callback stopped it" if has_stopped and epoch < self.num else ""
         way = "use another folder" if has_stopped else "raise epochs, or use another folder"
-        held = f"the run in {run.restored.source}" if run.restored.source else "the restored run"
-        return f"wholestep: {held} is complete ({where}): nothing was trained (to train, {way})"
+        source = run.restored.source
+        name = f"the run in {source}" if source else "the restored run"
+        return f"wholestep: {name} is complete ({where}): nothing was trained (to train, {way})"
 
-    def told_if_unused(self, run: Run) -> list[str]:
+    def unused_message(self, run: Run) -> list[str]:
         """Return the description of an `initial_epoch` to which a resumed run has not come."""
         if run.restored is None or not run.place.call:
             return []
@@ -394,9 +386,7 @@ class Span:
 
 
 def _end_of_epoch(run: Run, snapshot: Snapshot) -> tuple[bool, bool]:
-    """Return whether a run's epoch is over, for all callbacks, and whether one of them stopped
-    it.
-    """
+    """Return whether a run's epoch is over for all callbacks, and whether one stopped it."""
     place = run.place
     if place.call != "fit":
         return run.data.position[0] != place.began, False
@@ -416,7 +406,7 @@ class Script:
 
 
 def differences_of(
-    found: Found,
+    found: VerifiedCheckpoint,
     script: Script,
     rates: list[str],
     anew: list[str],
@@ -428,21 +418,28 @@ def differences_of(
         rates: descriptions of learning rates; see `unused_rates`.
         anew: the names of further state that starts anew.
     """
-    rest = found.manifest.rest
     facts = found.snapshot.facts
-    otherwise = differences(rest.get("run") or {}, script.environment)
-    told = [f"changed environment: {otherwise}"] if otherwise else []
+    rest = found.manifest.rest
+    parts = list(rates)
+    environment = differences(rest.get("run") or {}, script.environment)
     changed = changed_settings(rest.get("settings") or script.settings, script.settings)
     if watch is not None:
         state = from_json(facts["also"].get("callbacks"), found.snapshot.arrays)
         changed += watch.changes(state)
         anew = anew + watch.unknown
     anew = anew + [path for path in script.own if path not in (facts.get("own") or {})]
-    told += [*rates, f"changed settings: {', '.join(changed)}"] if changed else rates
-    return [*told, f"starts anew: {', '.join(anew)}"] if anew else told
+    if environment:
+        parts.insert(0, f"changed environment: {environment}")
+    if changed:
+        parts.append(f"changed settings: {', '.join(changed)}")
+    if anew:
+        parts.append(f"starts anew: {', '.join(anew)}")
+    return parts
 
 
-def unused_rates(found: Found, script: dict[str, float], now: dict[str, float]) -> list[str]:
+def unused_rates(
+    found: VerifiedCheckpoint, script: dict[str, float], now: dict[str, float]
+) -> list[str]:
     """Describe the learning rates that a script sets, and that are not used.
 
     Args:
@@ -450,21 +447,22 @@ def unused_rates(found: Found, script: dict[str, float], now: dict[str, float]) 
         now: the restored rates.
     """
     before = found.manifest.rest.get("rates") or {}
-    known = {name: (before.get(name, now[name]), now[name]) for name in script}
-    others = {name: rate for name, rate in script.items() if rate not in known[name]}
-    return [_unused(name, rate, now[name]) for name, rate in others.items()]
+    return [
+        _unused(name, rate, now[name])
+        for name, rate in script.items()
+        if rate not in (before.get(name, now[name]), now[name])
+    ]
 
 
 def changed_since(
-    found: Found,
+    found: VerifiedCheckpoint,
     model: keras.Model,
     objective: Objective,
     options: Options,
     own: Iterable[str],
     rates: dict[str, float],
 ) -> str:
-    """Return the line with the differences to a run that was restored by hand; "" if there are
-    none.
+    """Return the line with the differences to a manually restored run; "" without any.
 
     Args:
         own: the paths of the engine's own variables.
@@ -472,8 +470,8 @@ def changed_since(
     """
     here = environment(model, num_replicas(model, options.replicas), connect().count, options)
     script = Script(here, settings_of_script(model, objective, options), own)
-    told = differences_of(found, script, unused_rates(found, rates, rates_of(model)), [])
-    return "; ".join([f"wholestep: restored {found.path}", *told]) if told else ""
+    parts = differences_of(found, script, unused_rates(found, rates, rates_of(model)), [])
+    return "; ".join([f"wholestep: restored {found.path}", *parts]) if parts else ""
 
 
 def settings_of_script(
@@ -503,11 +501,10 @@ def _check_optimizer(snapshot: Snapshot, manifest: Manifest, model: keras.Model)
 
 def _unused(name: str, rate: float, now: float) -> str:
     """Return the line that says that the script's learning rate is not used."""
-    is_main = name == "optimizer"
-    told = f"learning rate{'' if is_main else f' of {name}'} {now}, as saved"
-    way = (
-        f"pass Checkpoints(folder, learning_rate={rate})"
-        if is_main
-        else "assign it in on_train_begin"
-    )
-    return f"{told} (here: {rate}, which is not used; to use it, {way})"
+    if name == "optimizer":
+        line = f"learning rate {now}, as saved"
+        way = f"pass Checkpoints(folder, learning_rate={rate})"
+    else:
+        line = f"learning rate of {name} {now}, as saved"
+        way = "assign it in on_train_begin"
+    return f"{line} (here: {rate}, which is not used; to use it, {way})"

@@ -13,17 +13,13 @@ _SHORT = 1.0  # seconds of waiting without a message
 
 
 class CopyBuffers:
-    """Host memory for a copy of a state. It is reused, as writing to fresh memory takes five times
-    as long.
-    """
+    """Host memory for a copy of a state, reused: writes to fresh memory take five times as long."""
 
     def __init__(self) -> None:
         self._held: dict[str, np.ndarray] = {}
 
     def copy(self, name: str, value: Any) -> Numbers:
-        """Return a copy of a tensor, or of its pieces that this process writes, in the memory of
-        the last copy.
-        """
+        """Return a copy of a tensor, or of the pieces written here, in the last copy's memory."""
         return copied(
             on_host(value), lambda part, array: self._copy(name + part, array), are_own=True
         )
@@ -67,9 +63,7 @@ class Writer:
         self._thread = thread
 
     def wait(self, *, tells: bool = False) -> None:
-        """Wait until the last write has ended, and raise its error; with `tells`, print once that
-        training waits.
-        """
+        """Wait for the last write, and raise its error; `tells`: print once that training waits."""
         if self._thread is not None:
             self._thread.join(_SHORT if tells else None)
             if tells and not self._has_told and self._thread.is_alive():
