@@ -173,10 +173,10 @@ def _whole(path: str, name: str) -> CheckpointFolder:
 def _prune(arguments: argparse.Namespace, folder: CheckpointFolder, steps: list[int]) -> Report:
     """Remove the checkpoints that no rule keeps; damaged ones above the newest good one stay."""
     _whole(arguments.path, "PATH")
-    asked = Checkpoints(folder.folder, **{rule: getattr(arguments, rule) for rule in RULES})
-    if asked.keep_best and not values_of(folder, asked.keep_best[0]):
+    rules = Checkpoints(folder.folder, **{rule: getattr(arguments, rule) for rule in RULES})
+    if rules.keep_best and not values_of(folder, rules.keep_best[0]):
         must = (
-            f"--keep-best needs a checkpoint with {asked.keep_best[0]}. Nothing has been removed."
+            f"--keep-best needs a checkpoint with {rules.keep_best[0]}. Nothing has been removed."
         )
         way = f"the metric in the lines of `wholestep checkpoint ls {arguments.path}`."
         raise SpecificationError(message(must, f"none in {arguments.path}", way))
@@ -198,7 +198,7 @@ def _prune(arguments: argparse.Namespace, folder: CheckpointFolder, steps: list[
             newest = _attempted(folder, step, check)
             described.append(newest)
             if "bad" not in newest:
-                older = to_remove(folder, asked, step)
+                older = to_remove(folder, rules, step)
                 described += [_attempted(folder, old, remove) for old in older]
                 break
     return _report(described)

@@ -56,9 +56,9 @@ def other_path(path: Location) -> OtherPath | None:
     if is_remote(path):
         return _in_store(path)
     here = Path(str(path))
-    found = _in_checkpoint(Path(os.path.realpath(here))) or _in_checkpoint(here)
-    if found is not None:
-        return found
+    other = _in_checkpoint(Path(os.path.realpath(here))) or _in_checkpoint(here)
+    if other is not None:
+        return other
     # also a name of a file that does not exist yet
     if here.suffix in _KERAS and not os.path.isdir(here):
         return OtherPath(Kind.KERAS)
@@ -141,8 +141,8 @@ def _upwards(path: Path | PurePosixPath) -> Iterator[Path | PurePosixPath]:
 
 def _is_checkpoint(folder: Path | PurePosixPath) -> bool:
     """Whether a local folder holds the files of a checkpoint."""
-    held = Path(folder)
+    path = Path(folder)
     with suppress(OSError):
-        has_manifest = (held / "manifest.json").is_file()
-        return has_manifest and any(next(held.glob(name), None) for name in _FILES)
+        has_manifest = (path / "manifest.json").is_file()
+        return has_manifest and any(next(path.glob(name), None) for name in _FILES)
     return False

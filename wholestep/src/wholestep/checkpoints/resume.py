@@ -47,10 +47,12 @@ from wholestep.errors import (
     tell,
 )
 from wholestep.model import Objective
+from wholestep.processes import Processes
 from wholestep.program import Options
 from wholestep.run import Run
 
 CheckSnapshot = Callable[[Snapshot], None]
+CheckManifest = Callable[[Snapshot, Manifest], None]
 _GONE = "gone"
 
 
@@ -66,7 +68,7 @@ class VerifiedCheckpoint:
 
 def newest(
     common: SharedFolder,
-    check: Callable[[Snapshot, Manifest], None],
+    check: CheckManifest,
     *,
     sets_aside: bool,
     step: int | None = None,
@@ -88,58 +90,72 @@ def newest(
     folder = common.folder
     together = common.together
     source = source or str(common.folders[-1].folder)
+    search = _Search(folder, together.share, check, sets_aside, step, source)
     what = f"reading checkpoints from {folder.folder}"
     together.all(partial(_check_any, folder), what)
-    aside: list[str] = []
-
-    def fits(manifest: Manifest) -> None:
-        arrays: dict[str, Numbers] = {
-            name: hollow(shape, DTYPES[dtype]) for name, (shape, dtype) in manifest.arrays.items()
-        }
-        check(Snapshot(arrays, manifest.facts, source), manifest)
-
-    def attempt(candidate: int) -> tuple[VerifiedCheckpoint | None, str]:
-        """Return the checkpoint and ""; or None and the reason."""
-        path = folder.path(candidate)
-        try:
-            manifest, arrays = folder.read(candidate, fits, together.share)
-        except DamagedError as error:
-            if step is not None:
-                raise CheckpointError(f"{path} must be good. {error}") from error
-            return None, _GONE if isinstance(error, GoneError) else str(error)
-        return VerifiedCheckpoint(
-            manifest, Snapshot(arrays, manifest.facts, source), path, aside
-        ), ""
-
-    def set_aside(candidate: int, why: str) -> str:
-        return (folder.set_aside(candidate, why) if sets_aside else folder.path(candidate)).name
-
-    def listed() -> list[int]:
-        steps = together.first(folder.steps, what) if step is None else [step]
-        return [each for each in steps if each not in damaged]
-
     tried: list[int] = []
-    damaged: set[int] = set()
     # A writer may have removed a listed checkpoint after writing others.
-    while (steps := listed()) and steps != tried:
+    while (steps := together.first(search.left, what)) and steps != tried:
         tried = steps
-        newest_step = steps[0]
-        found, why = together.all(partial(attempt, newest_step), what)
+        candidate = steps[0]
+        checkpoint, why = together.all(partial(search.read, candidate), what)
         whys = [words for words in together.exchange.all_gather(why, what) if words]
         if not whys:
-            return found
+            return checkpoint
         if _GONE not in whys:
-            damaged.add(newest_step)
-            name = together.first(partial(set_aside, newest_step, whys[0]), what)
-            aside.append(f"{name} ({whys[0].rstrip('.')})")
+            search.damaged.add(candidate)
+            name = together.first(partial(search.set_aside, candidate, whys[0]), what)
+            search.aside.append(f"{name} ({whys[0].rstrip('.')})")
     if steps:
         must = f"Checkpoints that are listed in {folder.folder} must exist."
         raise CheckpointError(message(must, f"steps {steps}, all gone", "again."))
-    if aside:
+    if search.aside:
         must = f"At least one checkpoint in {folder.folder} must be good."
         try_next = "copy a good one there; or begin anew in another folder."
-        raise CheckpointError(message(must, "; ".join(aside), try_next))
+        raise CheckpointError(message(must, "; ".join(search.aside), try_next))
     return None
+
+
+@dataclass
+class _Search:
+    """The search for a good checkpoint of a folder, in one process; see `newest`."""
+
+    folder: Folder
+    share: tuple[int, int]
+    check: CheckManifest
+    sets_aside: bool
+    step: int | None
+    source: str
+    damaged: set[int] = field(default_factory=set)
+    aside: list[str] = field(default_factory=list)  # descriptions of damaged checkpoints
+
+    def left(self) -> list[int]:
+        """Return the steps that are not known to be damaged, newest first."""
+        steps = self.folder.steps() if self.step is None else [self.step]
+        return [step for step in steps if step not in self.damaged]
+
+    def read(self, step: int) -> tuple[VerifiedCheckpoint | None, str]:
+        """Return a checkpoint and ""; or None and the reason."""
+        path = self.folder.path(step)
+        try:
+            manifest, arrays = self.folder.read(step, self._check, self.share)
+        except DamagedError as error:
+            if self.step is not None:
+                raise CheckpointError(f"{path} must be good. {error}") from error
+            return None, _GONE if isinstance(error, GoneError) else str(error)
+        snapshot = Snapshot(arrays, manifest.facts, self.source)
+        return VerifiedCheckpoint(manifest, snapshot, path, self.aside), ""
+
+    def _check(self, manifest: Manifest) -> None:
+        arrays: dict[str, Numbers] = {
+            name: hollow(shape, DTYPES[dtype]) for name, (shape, dtype) in manifest.arrays.items()
+        }
+        self.check(Snapshot(arrays, manifest.facts, self.source), manifest)
+
+    def set_aside(self, step: int, why: str) -> str:
+        """Rename a damaged checkpoint, if asked, and return its name."""
+        path = self.folder.set_aside(step, why) if self.sets_aside else self.folder.path(step)
+        return path.name
 
 
 def _check_any(folder: Folder) -> None:
@@ -165,13 +181,14 @@ def read_one(
     """
     if not isinstance(path, str | os.PathLike) or path == "":
         must = "path must be the path of a checkpoint, or of a folder with one."
-        is_setting = isinstance(path, Checkpoints)
-        attempt = "its folder: checkpoints.folder." if is_setting else '"runs/a".'
+        attempt = '"runs/a".'
+        if isinstance(path, Checkpoints):
+            attempt = "its folder: checkpoints.folder."
         raise SpecificationError(message(must, shown(path), attempt))
     source, step = find(path)
     processes = connect()
 
-    def check_found(snapshot: Snapshot, manifest: Manifest) -> None:
+    def check_saved(snapshot: Snapshot, manifest: Manifest) -> None:
         RunFacts.of(snapshot)
         if model is not None:
             _check_optimizer(snapshot, manifest, model)
@@ -179,28 +196,30 @@ def read_one(
 
     def read(folder: Folder) -> VerifiedCheckpoint | None:
         common = SharedFolder(folder, processes)
-        address = str(source.folder)
-        return newest(common, check_found, sets_aside=False, step=step, source=address)
+        name = str(source.folder)
+        return newest(common, check_saved, sets_aside=False, step=step, source=name)
 
     with slowly(processes):
         if isinstance(source, Folder):
-            found = read(source)
+            checkpoint = read(source)
         else:
-            if processes.count > 1:
-                must = "Several processes restore from a folder that all hosts see."
-                way = f"wholestep checkpoint copy {source.folder} FOLDER, and restore(FOLDER)."
-                raise SpecificationError(message(must, source.folder, way))
+            _check_alone(source, processes)
             steps = source.steps if step is None else lambda: [step]
             with _copied(source, steps) as folder:
-                found = None if folder is None else read(folder)
-    if found is None:
-        must = "The path must be a good checkpoint, or a folder with one."
-        usual = _lacking(source), "the folder that was passed to fit."
-        received, attempt = reading(source.folder) or usual
-        raise CheckpointError(message(must, received, attempt))
-    if found.aside and processes.index == 0:
-        tell(f"wholestep: reads {found.path}; newer ones are damaged: {', '.join(found.aside)}")
-    return found
+                checkpoint = None if folder is None else read(folder)
+    if checkpoint is None:
+        raise _no_checkpoint(source)
+    if checkpoint.aside and processes.index == 0:
+        names = ", ".join(checkpoint.aside)
+        tell(f"wholestep: reads {checkpoint.path}; newer ones are damaged: {names}")
+    return checkpoint
+
+
+def _check_alone(store: Store, processes: Processes) -> None:
+    if processes.count > 1:
+        must = "Several processes restore from a folder that all hosts see."
+        way = f"wholestep checkpoint copy {store.folder} FOLDER, and restore(FOLDER)."
+        raise SpecificationError(message(must, store.folder, way))
 
 
 @contextmanager
@@ -222,6 +241,12 @@ def _copied(store: Store, steps: Callable[[], list[int]]) -> Iterator[Folder | N
         yield None if step is None else folder
 
 
+def _no_checkpoint(source: CheckpointFolder) -> CheckpointError:
+    must = "The path must be a good checkpoint, or a folder with one."
+    usual = _lacking(source), "the folder that was passed to fit."
+    return CheckpointError(message(must, *(reading(source.folder) or usual)))
+
+
 def _lacking(source: CheckpointFolder) -> str:
     """Return the reason that no checkpoint was found."""
     parent = source.folder.parent
@@ -239,14 +264,14 @@ def _lacking(source: CheckpointFolder) -> str:
 class ResumePoint:
     """The point from which a call of `fit` or `steps` starts or resumes."""
 
-    asked: Checkpoints
+    checkpoints: Checkpoints
     run: Run
     common: SharedFolder
     call: str
     batches: Batches
     model: keras.Model
     check: CheckSnapshot  # raises a SpecificationError for a snapshot of another model
-    found: VerifiedCheckpoint | None = None  # the checkpoint from which it resumes, if any
+    checkpoint: VerifiedCheckpoint | None = None  # the checkpoint from which it resumes, if any
     content: dict[str, str] = field(default_factory=dict)  # digests of the call's data
     # that the scripts of the run set, by optimizer
     rates: dict[str, float] = field(default_factory=dict)
@@ -257,7 +282,7 @@ class ResumePoint:
         """Restore the run to its starting point; return its checkpoint's step, 0 for a new run."""
         self.content = content_of(self.batches)
         self.rates = rates_of(self.model)
-        rate = self.asked.learning_rate
+        rate = self.checkpoints.learning_rate
         if rate is not None and "optimizer" not in self.rates:
             must = "learning_rate needs an optimizer with a constant learning rate."
             attempt = "change the schedule itself."
@@ -273,7 +298,7 @@ class ResumePoint:
 
     def _find(self) -> int:
         run = self.run
-        resumes = self.asked.resume
+        resumes = self.checkpoints.resume
         if resumes:
             self.common.pull()
         # restored by hand: it resumes from there
@@ -281,21 +306,21 @@ class ResumePoint:
             what = "looking for the checkpoint to resume from"
             self.common.together.all(self._check_folder, what)
             return run.number if resumes else 0
-        self.found = found = newest(self.common, self._check_found, sets_aside=True)
-        if found is None:
+        self.checkpoint = checkpoint = newest(self.common, self._check_saved, sets_aside=True)
+        if checkpoint is None:
             return 0
-        self._num_discarded = run.number - found.snapshot.facts["number"]
-        run.restore(found.snapshot)
+        self._num_discarded = run.number - checkpoint.snapshot.facts["number"]
+        run.restore(checkpoint.snapshot)
         set_here = dict(self.rates)
-        if self.asked.learning_rate is not None:
+        if self.checkpoints.learning_rate is not None:
             set_here.pop("optimizer")
-        self._changed_rates = unused_rates(found, set_here, rates_of(self.model))
+        self._changed_rates = unused_rates(checkpoint, set_here, rates_of(self.model))
         self.rates |= self._saved_rates
-        return found.manifest.step
+        return checkpoint.manifest.step
 
     def _check_folder(self) -> None:
         """Refuse checkpoints of other runs; the run does not resume from the newest of them."""
-        if not self.asked.resume:
+        if not self.checkpoints.resume:
             for folder in self.common.folders:
                 steps = folder.steps()
                 if steps or folder.bad():
@@ -307,11 +332,11 @@ class ResumePoint:
         steps = self.common.folder.steps()
         if steps and steps[0] != self.run.number:
             must = "A manually restored run must save to a folder without other checkpoints."
-            received = f"update {self.run.number}, and step {steps[0]} in {self.asked.folder}"
+            received = f"update {self.run.number}, and step {steps[0]} in {self.checkpoints.folder}"
             attempt = "another folder; or do not restore by hand."
             raise SpecificationError(message(must, received, attempt))
 
-    def _check_found(self, snapshot: Snapshot, manifest: Manifest) -> None:
+    def _check_saved(self, snapshot: Snapshot, manifest: Manifest) -> None:
         """Refuse other data, another optimizer and another model, before anything changes."""
         facts = RunFacts.of(snapshot)
         if facts.place.call:
@@ -324,31 +349,33 @@ class ResumePoint:
     @property
     def _saved_rates(self) -> dict[str, float]:
         """The learning rates that the script of the saved run set."""
-        return {} if self.found is None else self.found.manifest.rest.get("rates") or {}
+        return {} if self.checkpoint is None else self.checkpoint.manifest.rest.get("rates") or {}
 
     def others_message(self) -> str:
         """Return the line of a new run that names other runs in subfolders; "" for none."""
-        folder = self.asked.folder
-        is_new = self.found is None and self.run.restored is None and self.asked.resume
+        folder = self.checkpoints.folder
+        is_new = self.checkpoint is None and self.run.restored is None and self.checkpoints.resume
         if is_new and (inside := runs_inside(folder)):
             return f"wholestep: begins anew in {folder}; other runs are in {', '.join(inside)}"
         return ""
 
     def resume_message(self, script: "Script", watch: CallbackRunner | None, span: "Span") -> str:
         """Return the line with the checkpoint of a resumed run, and what differs from that run."""
-        found = self.found
+        checkpoint = self.checkpoint
         place = self.run.place
-        assert found is not None
+        assert checkpoint is not None
         where = f" (epoch {place.epoch + 1}, batch {place.done})" if place.call else ""
-        resumed = f"wholestep: resumes from {found.path}, after update {self.run.number}{where}"
+        resumed = (
+            f"wholestep: resumes from {checkpoint.path}, after update {self.run.number}{where}"
+        )
         parts = [span.complete_message(self.run) or resumed, *span.unused_message(self.run)]
         if self._num_discarded > 0:
             parts.append(f"discarded: {self._num_discarded} later updates")
-        if found.aside:
-            parts.append(f"set aside: {', '.join(found.aside)}")
-        saved = found.snapshot.facts["also"]
-        anew = [name for name in self.asked.also or () if name not in saved]
-        parts += differences_of(found, script, self._changed_rates, anew, watch)
+        if checkpoint.aside:
+            parts.append(f"set aside: {', '.join(checkpoint.aside)}")
+        saved = checkpoint.snapshot.facts["also"]
+        anew = [name for name in self.checkpoints.also or () if name not in saved]
+        parts += differences_of(checkpoint, script, self._changed_rates, anew, watch)
         return "; ".join(parts)
 
 
@@ -406,7 +433,7 @@ class Script:
 
 
 def differences_of(
-    found: VerifiedCheckpoint,
+    checkpoint: VerifiedCheckpoint,
     script: Script,
     rates: list[str],
     anew: list[str],
@@ -418,13 +445,13 @@ def differences_of(
         rates: descriptions of learning rates; see `unused_rates`.
         anew: the names of further state that starts anew.
     """
-    facts = found.snapshot.facts
-    rest = found.manifest.rest
+    facts = checkpoint.snapshot.facts
+    rest = checkpoint.manifest.rest
     parts = list(rates)
     environment = differences(rest.get("run") or {}, script.environment)
     changed = changed_settings(rest.get("settings") or script.settings, script.settings)
     if watch is not None:
-        state = from_json(facts["also"].get("callbacks"), found.snapshot.arrays)
+        state = from_json(facts["also"].get("callbacks"), checkpoint.snapshot.arrays)
         changed += watch.changes(state)
         anew = anew + watch.unknown
     anew = anew + [path for path in script.own if path not in (facts.get("own") or {})]
@@ -438,7 +465,7 @@ def differences_of(
 
 
 def unused_rates(
-    found: VerifiedCheckpoint, script: dict[str, float], now: dict[str, float]
+    checkpoint: VerifiedCheckpoint, script: dict[str, float], now: dict[str, float]
 ) -> list[str]:
     """Describe the learning rates that a script sets, and that are not used.
 
@@ -446,7 +473,7 @@ def unused_rates(
         script: the rates that this script has set, by optimizer.
         now: the restored rates.
     """
-    before = found.manifest.rest.get("rates") or {}
+    before = checkpoint.manifest.rest.get("rates") or {}
     return [
         _unused(name, rate, now[name])
         for name, rate in script.items()
@@ -455,7 +482,7 @@ def unused_rates(
 
 
 def changed_since(
-    found: VerifiedCheckpoint,
+    checkpoint: VerifiedCheckpoint,
     model: keras.Model,
     objective: Objective,
     options: Options,
@@ -470,8 +497,8 @@ def changed_since(
     """
     here = environment(model, num_replicas(model, options.replicas), connect().count, options)
     script = Script(here, settings_of_script(model, objective, options), own)
-    parts = differences_of(found, script, unused_rates(found, rates, rates_of(model)), [])
-    return "; ".join([f"wholestep: restored {found.path}", *parts]) if parts else ""
+    parts = differences_of(checkpoint, script, unused_rates(checkpoint, rates, rates_of(model)), [])
+    return "; ".join([f"wholestep: restored {checkpoint.path}", *parts]) if parts else ""
 
 
 def settings_of_script(

@@ -58,7 +58,7 @@ class Saver:
 
     def __init__(
         self,
-        asked: Checkpoints,
+        checkpoints: Checkpoints,
         run: Run,
         call: str,
         batches: Batches,
@@ -66,16 +66,16 @@ class Saver:
         check: CheckSnapshot,
         processes: Processes,
     ):
-        self.also = asked.also or {}
-        self._asked = asked
+        self.also = checkpoints.also or {}
+        self._checkpoints = checkpoints
         self._run = run
         self._batches = batches
         self._processes = processes
-        self._common = SharedFolder.of(asked.folder, processes, asked.local)
-        self._start = ResumePoint(asked, run, self._common, call, batches, model, check)
+        self._common = SharedFolder.of(checkpoints.folder, processes, checkpoints.local)
+        self._start = ResumePoint(checkpoints, run, self._common, call, batches, model, check)
         self._room, self._writer, self._termination = CopyBuffers(), Writer(), Termination()
         # the metric by which checkpoints are compared
-        self._best, self._num_best = (asked.keep_best or ("", 0))[:2]
+        self._best, self._num_best = (checkpoints.keep_best or ("", 0))[:2]
         self._values: dict[int, Value] = {}
         self._script = Script({}, {}, ())
         self._mode = "min"
@@ -95,7 +95,9 @@ class Saver:
             raise SpecificationError(message(must, received, "leave checkpoints out."))
         with slowly(self._processes):
             names = ("every_steps", "every_seconds", *settings.RULES, "resume", "learning_rate")
-            facts = {f"{name} of checkpoints": repr(getattr(self._asked, name)) for name in names}
+            facts = {
+                f"{name} of checkpoints": repr(getattr(self._checkpoints, name)) for name in names
+            }
             facts["also of checkpoints"] = repr(sorted(self.also))
             self._processes.check_equal(facts)
             self._common.lock()
@@ -163,8 +165,8 @@ class Saver:
         self._stood = self._here
         self._script = _script_of(executor, self._run.own_variables(), **arguments)
         self._may_validate = "validation_data" in arguments
-        self._mode = _direction(executor, self._asked.keep_best)
-        if self._start.found is None:
+        self._mode = _direction(executor, self._checkpoints.keep_best)
+        if self._start.checkpoint is None:
             self._saved = self._run.number
             line = span.complete_message(self._run) or self._start.others_message()
         else:
@@ -195,19 +197,19 @@ class Saver:
 
     def left(self) -> int:
         """Return the number of updates until the next required boundary."""
-        every = self._asked.every_steps
+        every = self._checkpoints.every_steps
         return sys.maxsize if every is None else every - self._run.number % every
 
     def is_due(self) -> bool:
         """Ask all processes whether to save the run, or raise an error, at this boundary."""
-        every = self._asked.every_steps
+        every = self._checkpoints.every_steps
         is_wanted = self._ask("between updates")
         is_multiple = every is not None and self._run.number % every == 0
         return is_wanted or (is_multiple and self._has_moved)
 
     def _ask(self, boundary: str, *, now: bool = False) -> bool:
         """Ask all processes for reasons to save, and record whether the processes must end."""
-        seconds = self._asked.every_seconds
+        seconds = self._checkpoints.every_seconds
         is_late = seconds is not None and time.monotonic() - self._since >= seconds
         flags = BoundaryFlags(self._termination.has_come, self._writer.has_failed, is_late)
         flags = self._common.together.ask(boundary, flags, now=now)
@@ -320,7 +322,7 @@ class Saver:
         """Remove older checkpoints; a temporary folder keeps the newest only."""
         for folder in self._common.folders:
             is_temporary = folder is self._common.folder and self._common.is_temporary
-            asked = Checkpoints(folder.folder, keep=1) if is_temporary else self._asked
+            asked = Checkpoints(folder.folder, keep=1) if is_temporary else self._checkpoints
             for old in settings.to_remove(folder, asked, newest):
                 folder.remove(old)
 

@@ -100,6 +100,14 @@ class Checkpoints:
                 received = f"the folder {self.folder}"
                 raise SpecificationError(message(must, received, "leave it out."))
             object.__setattr__(self, "local", Folder(self.local).folder)
+        self._check_numbers()
+        _check_best(self.keep_best)
+        if not isinstance(self.resume, bool):
+            must = "resume must be True or False."
+            raise SpecificationError(message(must, shown(self.resume), "leave it out."))
+        _check_also({} if self.also is None else self.also)
+
+    def _check_numbers(self) -> None:
         count("keep", self.keep, "keep=3.")
         for name, example in (("every_steps", 100), ("keep_period", 1000)):
             if getattr(self, name) is not None:
@@ -109,20 +117,15 @@ class Checkpoints:
             if seconds is not None and not (is_number(seconds) and seconds > 0):
                 must = f"{name} must be above 0."
                 raise SpecificationError(message(must, shown(seconds), "600, or None."))
-        _check_best(self.keep_best)
-        if not isinstance(self.resume, bool):
-            must = "resume must be True or False."
-            raise SpecificationError(message(must, shown(self.resume), "leave it out."))
         rate = self.learning_rate
         if rate is not None and not (is_number(rate) and 0 <= rate < math.inf):
             must = "learning_rate must be at least 0."
             raise SpecificationError(message(must, shown(rate), "1e-3, or leave it out."))
-        _check_also({} if self.also is None else self.also)
 
     @classmethod
-    def of(cls, given: "str | os.PathLike[str] | Checkpoints | None") -> "Checkpoints | None":
+    def of(cls, value: "str | os.PathLike[str] | Checkpoints | None") -> "Checkpoints | None":
         """Return a call's argument `checkpoints`; a path means the defaults in that folder."""
-        return given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
+        return value if value is None or isinstance(value, cls) else cls(value)  # type: ignore[arg-type]
 
     @property
     def best(self) -> Path | str:
@@ -144,17 +147,17 @@ class Checkpoints:
         return folder.path(ordered[0])
 
 
-def _check_best(asked: object) -> None:
-    if asked is None:
+def _check_best(best: object) -> None:
+    if best is None:
         return
-    parts = asked if isinstance(asked, tuple | list) else ()
+    parts = best if isinstance(best, tuple | list) else ()
     is_good = len(parts) in (2, 3) and isinstance(parts[0], str) and is_count(parts[1])
     if not is_good or (len(parts) == 3 and parts[2] not in _MODES):
         must = (
             "keep_best must be a name, a number of at least 1, and perhaps a mode (auto, min "
             "or max)."
         )
-        raise SpecificationError(message(must, shown(asked), '("val_loss", 2).'))
+        raise SpecificationError(message(must, shown(best), '("val_loss", 2).'))
 
 
 def _check_also(also: object) -> None:
@@ -203,24 +206,24 @@ def best_first(values: Mapping[int, Value]) -> list[int]:
     >>> best_first({4: Value(0.5, "max"), 8: Value(0.3, "max")})
     [4, 8]
     """
-    known = [(-value if mode == "max" else value, step) for step, (value, mode) in values.items()]
-    return [step for value, step in sorted(known) if not math.isnan(value)]
+    keys = [(-value if mode == "max" else value, step) for step, (value, mode) in values.items()]
+    return [step for value, step in sorted(keys) if not math.isnan(value)]
 
 
-def to_remove(folder: CheckpointFolder, asked: Checkpoints, newest: int) -> list[int]:
+def to_remove(folder: CheckpointFolder, rules: Checkpoints, newest: int) -> list[int]:
     """Return the steps that no rule keeps, of those up to `newest`, which has been verified."""
     steps = sorted(step for step in folder.steps() if step <= newest)
-    stay = {*steps[-asked.keep :], newest}
-    if asked.keep_best is not None:
-        name, number, *_ = asked.keep_best
+    stay = {*steps[-rules.keep :], newest}
+    if rules.keep_best is not None:
+        name, number, *_ = rules.keep_best
         values = values_of(folder, name)
         best = best_first({step: value for step, value in values.items() if step <= newest})
         stay.update(best[:number])
-    if asked.keep_period is not None:
-        stay |= first_of_periods(steps, asked.keep_period)
-    if asked.keep_seconds is not None:
+    if rules.keep_period is not None:
+        stay |= first_of_periods(steps, rules.keep_period)
+    if rules.keep_seconds is not None:
         times = {step: _seconds(manifest) for step, manifest in _manifests(folder).items()}
-        oldest = times.get(newest, 0.0) - asked.keep_seconds
+        oldest = times.get(newest, 0.0) - rules.keep_seconds
         stay.update(step for step, seconds in times.items() if seconds >= oldest)
     return [step for step in steps if step not in stay]
 

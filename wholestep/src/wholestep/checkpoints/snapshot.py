@@ -167,15 +167,15 @@ def leaves_of(
     Raises:
         SpecificationError: the snapshot is of other variables: other numbers, shapes or names.
     """
-    kept: dict[str, list[Numbers]] = {name: [] for name in ("sums", "running", *groups)}
-    for name, arrays in kept.items():
+    leaves: dict[str, list[Numbers]] = {name: [] for name in ("sums", "running", *groups)}
+    for name, arrays in leaves.items():
         while (array := snapshot.arrays.get(f"{name}/{len(arrays)}")) is not None:
             arrays.append(array)
     for name, variables in groups.items():
-        _check_variables(snapshot, name, variables, kept[name])
-        for variable, array in zip(variables, kept[name], strict=False):
+        _check_variables(snapshot, name, variables, leaves[name])
+        for variable, array in zip(variables, leaves[name], strict=False):
             _check_fits(variable, array)
-    return kept
+    return leaves
 
 
 def _check_variables(
@@ -282,10 +282,10 @@ def paired(before: Iterable[str], here: Iterable[str]) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     by_words = _by_words(here)
-    for words, known in _by_words(before).items():
+    for words, saved in _by_words(before).items():
         named = by_words.get(words, [])
-        if len(named) == len(known) and set(named) != set(known):
-            names |= dict(zip(known, named, strict=True))
+        if len(named) == len(saved) and set(named) != set(saved):
+            names |= dict(zip(saved, named, strict=True))
     return names
 
 
@@ -303,12 +303,12 @@ def _name(name: str, names: Mapping[str, str]) -> str:
 Assigned = MutableMapping[int, keras.Variable]  # by id
 
 
-def put(kept: list[Numbers], variables: list[keras.Variable], assigned: Assigned) -> None:
+def put(arrays: list[Numbers], variables: list[keras.Variable], assigned: Assigned) -> None:
     """Assign arrays to the variables that are not `assigned` yet; further arrays are ignored.
 
     Engines keep seeds and counters in integers of other sizes; their values fit in all of them.
     """
-    for variable, array in zip(variables, kept, strict=False):
+    for variable, array in zip(variables, arrays, strict=False):
         if id(variable) not in assigned:
             own = array.astype(dtype_of(variable)) if isinstance(array, np.ndarray) else array
             variable.assign(engines.placed(variable, own))
@@ -319,14 +319,14 @@ def put_own(
     snapshot: Snapshot, variables: Mapping[str, Any], assigned: MutableMapping[int, Any]
 ) -> None:
     """Assign the values of the engine's own variables, by path, that are not `assigned` yet."""
-    kept = from_json(snapshot.facts.get("own") or {}, snapshot.arrays)
+    values = from_json(snapshot.facts.get("own") or {}, snapshot.arrays)
     for path, variable in variables.items():
-        if path in kept and id(variable) not in assigned:
-            if tuple(variable.shape) != np.shape(kept[path]):
+        if path in values and id(variable) not in assigned:
+            if tuple(variable.shape) != np.shape(values[path]):
                 must = f"{path} must have the saved shape."
                 received = f"{tuple(variable.shape)} here"
-                raise SpecificationError(message(must, received, f"{np.shape(kept[path])}."))
-            variable.assign(kept[path])
+                raise SpecificationError(message(must, received, f"{np.shape(values[path])}."))
+            variable.assign(values[path])
             assigned[id(variable)] = variable
 
 

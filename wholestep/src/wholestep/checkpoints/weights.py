@@ -5,6 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,35 +111,42 @@ def load_weights(
     """
     path = as_location(path)
     _check(model, path, rename, skip_mismatch)
-    here = model.weights
-
-    def match(saved: list[_Saved]) -> tuple[dict[int, int], LoadedWeights]:
-        names = [_name_here(each, rename) for each in saved]
-        pairs = _pairs(here, names, is_nested=any(each.num for each in saved))
-        unlike = {i: _unlike(here[i], saved[j].array) for i, j in pairs.items()}
-        fits = {i: j for i, j in pairs.items() if not unlike[i]}
-        result = LoadedWeights(
-            {here[i].path: saved[j].name for i, j in fits.items()},
-            [v.path for i, v in enumerate(here) if i not in pairs],
-            {here[i].path: text for i, text in unlike.items() if text},
-            [each.name for j, each in enumerate(saved) if j not in pairs.values()],
-        )
-        _check_required(result, path, skip_mismatch)
-        return fits, result
-
+    match = partial(_matches, model.weights, rename=rename)
     arrays: list[Numbers]
     if _is_keras_file(path):
         with opened_weights(Path(path)) as index:
-            fits, result = match([_Saved(each.name, each, each.num) for each in index])
-            arrays = [index[j].read(dtype_of(here[i])) for i, j in fits.items()]
+            pairs, result = match([_Saved(each.name, each, each.num) for each in index])
+            _check_required(result, path, skip_mismatch)
+            arrays = [index[j].read(dtype_of(variable)) for variable, j in pairs]
     else:
-        found = read_one(path, lambda snapshot: match(_in_snapshot(snapshot)) and None)
-        saved = _in_snapshot(found.snapshot)
-        fits, result = match(saved)
-        arrays = [saved[j].array for j in fits.values()]
+
+        def check(snapshot: Snapshot) -> None:
+            _check_required(match(_in_snapshot(snapshot))[1], path, skip_mismatch)
+
+        saved = _in_snapshot(read_one(path, check).snapshot)
+        pairs, result = match(saved)
+        arrays = [saved[j].array for _, j in pairs]
     with Guard.of(model), uninterrupted():
-        put(arrays, [here[i] for i in fits], {})
+        put(arrays, [variable for variable, _ in pairs], {})
     return result
+
+
+def _matches(
+    here: list[keras.Variable], saved: list[_Saved], *, rename: Rename | None
+) -> tuple[list[tuple[keras.Variable, int]], LoadedWeights]:
+    """Return the variables with the places of their weights in a file, and the record of names."""
+    names = [_name_here(each, rename) for each in saved]
+    pairs = _pairs(here, names, is_nested=any(each.num for each in saved))
+    unlike = {i: _unlike(here[i], saved[j].array) for i, j in pairs.items()}
+    fits = [(here[i], j) for i, j in pairs.items() if not unlike[i]]
+    used = {*pairs.values()}
+    result = LoadedWeights(
+        {variable.path: saved[j].name for variable, j in fits},
+        [v.path for i, v in enumerate(here) if i not in pairs],
+        {here[i].path: text for i, text in unlike.items() if text},
+        [each.name for j, each in enumerate(saved) if j not in used],
+    )
+    return fits, result
 
 
 def _is_keras_file(path: str | os.PathLike[str]) -> bool:
@@ -280,19 +288,23 @@ def _pairs(here: list[keras.Variable], there: list[str], *, is_nested: bool) -> 
     depth = max((like.count("/") + 1 for like in groups), default=0)
     endings = defaultdict[str, list[int]](list)
     for j, name in enumerate(there):
-        parts = plain(name).split("/") if name else []
-        first = max(0, len(parts) - depth) if is_nested else 0
-        for i in range(first, len(parts) if is_nested else min(1, len(parts))):
-            endings["/".join(parts[i:])].append(j)
+        for ending in _endings(plain(name), depth) if is_nested else [plain(name)]:
+            endings[ending].append(j)
     pairs: dict[int, int] = {}
-    taken: set[int] = set()
+    used: set[int] = set()
     # the most exact names first
     for like, group in sorted(groups.items(), key=lambda item: -item[0].count("/")):
-        free = [j for j in endings[like] if j not in taken]
+        free = [j for j in endings[like] if j not in used]
         matched = _matched({i: names[i] for i in group}, {j: there[j] for j in free})
         pairs |= matched
-        taken |= {*matched.values()}
+        used |= {*matched.values()}
     return dict(sorted(pairs.items()))
+
+
+def _endings(name: str, depth: int) -> list[str]:
+    """Return a name without its first parts, of at most `depth` parts."""
+    parts = name.split("/")
+    return ["/".join(parts[i:]) for i in range(max(0, len(parts) - depth), len(parts))]
 
 
 def _matched(here: dict[int, str], there: dict[int, str]) -> dict[int, int]:

@@ -208,14 +208,14 @@ class ProcessGroup:
 
 def _seconds(name: str, default: float) -> float:
     """Return a number of seconds from the environment."""
-    given = os.environ.get(name, str(default))
+    text = os.environ.get(name, str(default))
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
         raise SpecificationError(
-            message(f"{name} must be a number of seconds.", given, f"{name}={default:g}")
+            message(f"{name} must be a number of seconds.", text, f"{name}={default:g}")
         )
     return seconds
 

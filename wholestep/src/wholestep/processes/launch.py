@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from wholestep.safety import Ended, Terminated, end_when_terminated
 
@@ -35,15 +35,13 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
         "PYTHONUNBUFFERED": "1",
     }
     command = [sys.executable, "-m", "wholestep.cli", "launch", script, *arguments]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    pipes |= {"text": True, "errors": "replace"}
-    lock = threading.Lock()
     processes = []
     copiers = []
+    lock = threading.Lock()
     for i in range(num):
-        own = environment | {"WHOLESTEP_PROCESS_ID": str(i), "JAX_LOCAL_DEVICE_IDS": str(i)}
+        variables = environment | {"WHOLESTEP_PROCESS_ID": str(i), "JAX_LOCAL_DEVICE_IDS": str(i)}
         with _cores(i, num):
-            process = subprocess.Popen(command, env=own, **pipes)
+            process = _started(command, variables)
         processes.append(process)
         for lines, to in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             copier = threading.Thread(target=_copy, args=(i, lines, to, lock), daemon=True)
@@ -64,6 +62,17 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
         _end(processes)
         for copier in copiers:
             copier.join(timeout=2)
+
+
+def _started(command: list[str], environment: dict[str, str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
 
 
 def run(script: str, arguments: list[str]) -> int:

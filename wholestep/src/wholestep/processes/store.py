@@ -99,8 +99,8 @@ class StoreExchange:
         if self.index == 0:
             self.store.set(everything, [self.store.get(f"{key}/{i}") for i in range(self.count)])
         gathered = self.store.get(everything)
-        for one in earlier:  # all processes are here, so none reads these any more
-            self.store.delete(one)
+        for old in earlier:  # all processes are here, so none reads these any more
+            self.store.delete(old)
         self._check({i: call for i, (call, _) in enumerate(gathered)})
         return [value for _, value in gathered]
 
