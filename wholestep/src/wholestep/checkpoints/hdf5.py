@@ -37,7 +37,7 @@ _VARIABLE = 9  # the numbers of classes of types
 _NOWHERE = (1 << 64) - 1
 
 
-class Content:
+class FileBytes:
     """The bytes of a file, of which no more is read than it has."""
 
     def __init__(self, file: Any):
@@ -213,14 +213,14 @@ def _new_messages(block: bytes, has_order: bool) -> Iterator[tuple[int, bytes]]:
         begin += prefix + size
 
 
-class Numbers:
+class StoredNumbers:
     """The numbers of a dataset, of which only the shape and the dtype have been read.
 
     Attributes:
         dtype: object for everything except numbers.
     """
 
-    def __init__(self, name: str, dataset: Any, content: Content):
+    def __init__(self, name: str, dataset: Any, content: FileBytes):
         plist = dataset.get_create_plist()
         if plist.get_external_count() or plist.get_layout() == h5d.VIRTUAL:
             raise ValueError(f"{name} is not stored in this file")
@@ -312,7 +312,7 @@ class Numbers:
         raise ValueError(f"{self._name} is compressed by {name.decode()}; {way}")
 
 
-def _dtype(dataset: Any, content: Content) -> np.dtype:
+def _dtype(dataset: Any, content: FileBytes) -> np.dtype:
     stored = dataset.get_type()
     is_opaque = isinstance(stored, h5t.TypeOpaqueID) and stored.get_size() == 2
     if is_opaque and content.text(dataset, "dtype") == "bfloat16":  # as Keras stores it

@@ -21,7 +21,7 @@ import numpy as np
 from h5py import h5d, h5g, h5l, h5o
 
 from wholestep.checkpoints.files import on_disk
-from wholestep.checkpoints.hdf5 import Content, Numbers
+from wholestep.checkpoints.hdf5 import FileBytes, StoredNumbers
 from wholestep.errors import CheckpointError, DamagedError, message
 
 _MEMBER = "model.weights.h5"
@@ -41,7 +41,7 @@ class StoredArray:
     name: str  # the layers' names, from the outermost, and an index
     num: int  # the number of arrays of this layer
     path: Path  # the file
-    numbers: Numbers
+    numbers: StoredNumbers
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ def opened_weights(path: Path) -> Iterator[list[StoredArray]]:
             content: Any = stack.enter_context(_Archive(path))
             if path.suffix == ".keras":
                 content = stack.enter_context(_member(content))
-            bounded = Content(content)
+            bounded = FileBytes(content)
             bounded.check_root()
             file = stack.enter_context(h5py.File(content, "r"))
             index = _Index(path, bounded).of(file.id)
@@ -187,7 +187,7 @@ def _decompressed(content: Any, path: Any) -> Any:
 class _Index:
     """Finds the weights in a file: a bounded number of objects, each once, by its address."""
 
-    def __init__(self, path: Path, content: Content):
+    def __init__(self, path: Path, content: FileBytes):
         self._path = path
         self._content = content
         self._addresses: set[int] = set()
@@ -231,7 +231,7 @@ class _Index:
             dataset = self._open(values, child, address)
             if not isinstance(dataset, h5d.DatasetID):
                 raise ValueError(f"{name} is not an array")
-            numbers = Numbers(name, dataset, self._content)
+            numbers = StoredNumbers(name, dataset, self._content)
             self._found.append(StoredArray(name, len(children), self._path, numbers))
 
     def _children(self, group: Any) -> dict[str, int]:
