@@ -95,13 +95,9 @@ def _readable(path: Path) -> Iterator[None]:
         kind = CheckpointError if is_of_system else DamagedError
         raise kind(message(must, error.strerror or str(error), attempt)) from error
     except Exception as error:  # the libraries raise errors of many types
-        raise DamagedError(message(must, _reason(error), attempt)) from error
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ValueError | zipfile.BadZipFile):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+        is_worded = isinstance(error, ValueError | zipfile.BadZipFile)
+        received = str(error) if is_worded else f"{type(error).__name__}: {error}"
+        raise DamagedError(message(must, received, attempt)) from error
 
 
 # ---- the bytes of a file ----
@@ -247,10 +243,11 @@ class _Index:
         self._num_links += len(links)
         if len(links) > left:
             raise ValueError(f"more than {_MOST_LINKS} objects")
-        for name, kind, _ in links:
+        addresses = {}
+        for name, kind, address in links:
             if kind != h5l.TYPE_HARD:
                 raise ValueError(f"{name.decode()!r} is a link, and is not stored in this file")
-        addresses = {_printable(name.decode()): address for name, _, address in links}
+            addresses[_printable(name.decode())] = address
         return {name: addresses[name] for name in sorted(addresses, key=in_numbers)}
 
     def _open(self, group: Any, name: str, address: int) -> Any:
