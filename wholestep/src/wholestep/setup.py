@@ -15,10 +15,10 @@ from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import (
     Assigned,
     Checkpoints,
-    Found,
     Saver,
     Snapshot,
     Unsaved,
+    VerifiedCheckpoint,
     assign_by_path,
     leaves_of,
     put,
@@ -106,7 +106,7 @@ class Setup:
         self._is_own = objective is not None or self.steps.trains
         self._builder = Builder(model, objective, self.steps)
         # The checkpoint that was restored by hand, and the learning rates of the script before.
-        self._restored: tuple[Found, dict[str, float]] | None = None
+        self._restored: tuple[VerifiedCheckpoint, dict[str, float]] | None = None
         # the calls for which the executor's model has all variables
         self._ready: set[Call] = set()
         given = None if optimizer is None else keras.optimizers.get(optimizer)
@@ -362,7 +362,7 @@ class Setup:
         )
         return {name: variables for name, variables in groups_of(held).items() if variables}
 
-    def restore(self, found: Found) -> None:
+    def restore(self, found: VerifiedCheckpoint) -> None:
         """Restore the run, and print the differences to this script when the model is built."""
         rates = checkpoints.rates_of(self.model)
         self.run.restore(found.snapshot)

@@ -449,9 +449,7 @@ def filled_with_parts(tmp_path):
 
 
 def slow_store(clock, seconds, monkeypatch):
-    """Return a store whose parts take these seconds, and a list that grows by one with each file of
-    arrays.
-    """
+    """Return a store whose parts take these seconds, and a list of the files opened so far."""
     real = Guarded.open
     opens = []
 

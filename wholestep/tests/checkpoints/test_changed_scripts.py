@@ -298,7 +298,7 @@ def test_a_change_is_named(name, folder, capfd):
 
 
 def restored(folder, capfd, changed, *, fits=False):
-    """Return the line that `restore` prints in a changed script, or its error, or that of the next `fit`."""
+    """Return the line that `restore` prints in a changed script, or the error of it or of `fit`."""
     trainer = script(**changed)
     capfd.readouterr()
     try:
@@ -385,7 +385,7 @@ def test_the_changes_of_a_model_that_is_not_built_are_said_once_when_it_is(tmp_p
 
 @pytest.mark.slow
 def test_a_model_of_many_layers_resumes(tmp_path, capfd):
-    """Whose settings are kept as digests, that of the optimizer too."""
+    """The settings of such a model are saved as digests, also the optimizer's."""
 
     def deep(rate=0.2):
         hidden = [

@@ -1,6 +1,4 @@
-"""Keras' callbacks go on with what they have seen, save what they would have saved, or are
-named.
-"""
+"""Keras' callbacks resume with their state, or a message names those without saved state."""
 
 import csv
 
@@ -204,7 +202,7 @@ def test_tensor_board_counts_on(tmp_path):
 
 
 def test_each_callback_has_its_own_state_again(tmp_path):
-    """In another order too; one that watches another number has seen nothing of it."""
+    """Callbacks in another order are paired; one with another metric starts anew."""
 
     def stops(*names):
         return [keras.callbacks.EarlyStopping(name, patience=9) for name in names]

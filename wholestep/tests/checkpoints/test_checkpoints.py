@@ -1,6 +1,4 @@
-"""A run that is stopped anywhere goes on from its folder with the bits of the run that was never
-stopped.
-"""
+"""A run that is stopped anywhere resumes with the bits of a run without a stop."""
 
 import json
 import shutil
@@ -112,7 +110,7 @@ def test_a_clock_may_ask_for_checkpoints(tmp_path, monkeypatch):
 
 
 def loop(trainer, folder=None, most=None, **asked):
-    """Carry out a loop that changes the learning rate in its body; return what its steps said."""
+    """Run a loop that changes the learning rate in its body; return the numbers of its steps."""
     told = []
     checkpoints = None if folder is None else ws.Checkpoints(folder, keep=100, **asked)
     for step in trainer.steps(ws.Batches((X, Y), SIZE), epochs=2, checkpoints=checkpoints):
@@ -343,7 +341,7 @@ def test_a_stream_that_gives_other_batches_is_refused(begins_again, tmp_path):
 
 
 class Counted:
-    """An iterator that says where it stands, and goes on from there; counts what it reads."""
+    """An iterator with a saved position, which counts its reads."""
 
     def __init__(self, as_bytes):
         self.at = 0
@@ -631,7 +629,7 @@ def test_another_model_is_refused_with_the_paths_and_shapes_of_its_variables(tmp
     check_same_bits(leaves(saved)[:6], leaves(other)[:6])
 
 
-# ---- what stays, and what goes with a run ----
+# ---- retention, and further state of a run ----
 
 
 class Keeps:

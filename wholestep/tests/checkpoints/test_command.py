@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 
 def run(capsys, *arguments):
-    """Return the exit code, and what was said."""
+    """Return the exit code and the output."""
     code = cli.main(["checkpoint", *map(str, arguments)])
     said = capsys.readouterr()
     return code, said.out, said.err

@@ -1,6 +1,4 @@
-"""What is read is what was written, or an error: a manifest changed at random, a writer beside,
-again and again.
-"""
+"""A read returns the written arrays or raises an error, also after damage and during writes."""
 
 import json
 import os

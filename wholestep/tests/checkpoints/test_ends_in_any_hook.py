@@ -21,7 +21,7 @@ FAULTS = {"SIGTERM": signal.SIGTERM, "Ctrl-C": signal.SIGINT, "an error": Runtim
 
 
 class Interrupts(keras.callbacks.Callback):
-    """Counts the calls of all hooks; raises an error or a signal in one of them."""
+    """Counts the calls of all hooks; raises an error or a signal in one hook."""
 
     def __init__(self, place=None, fault=None):
         super().__init__()

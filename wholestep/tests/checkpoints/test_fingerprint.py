@@ -1,4 +1,4 @@
-"""What describes a run is the same where the run is, and differs where it does."""
+"""The descriptions of two runs are equal if and only if the runs are."""
 
 import subprocess
 import sys

@@ -297,7 +297,7 @@ def test_arrays_that_are_not_wanted_are_refused_before_they_are_read(folder, mon
         folder.read(1, refuse)
 
 
-# ---- whoever is stopped ----
+# ---- interrupted writers ----
 
 STOPPED = """
 import json, os, sys
@@ -447,7 +447,7 @@ def test_a_file_system_that_reports_no_free_bytes_warns_once_and_a_full_one_fail
     assert sorted(os.listdir(folder.folder)) == ["step-00000001", "step-00000002"]
 
 
-# ---- whoever else is there ----
+# ---- other processes ----
 
 
 def test_one_writes_and_a_second_is_told_who(tmp_path):

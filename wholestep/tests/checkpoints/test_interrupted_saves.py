@@ -1,4 +1,4 @@
-"""What stops a run, or its writer, loses no checkpoint and no error."""
+"""Interrupts of a run, or of its writer, lose no checkpoint and no error."""
 
 import errno
 import os
@@ -61,7 +61,7 @@ def handler():
 
 
 class Raises(keras.callbacks.Callback):
-    """Raises a signal, or an error, in one hook, when the optimizer has made so many updates."""
+    """Raises a signal, or an error, in one hook after a given update of the optimizer."""
 
     def __init__(self, hook, update, what=signal.SIGTERM):
         super().__init__()

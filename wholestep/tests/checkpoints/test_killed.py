@@ -1,4 +1,4 @@
-"""A run that is killed at any time goes on with the same bits."""
+"""A run that is killed at any time resumes with the same bits."""
 
 import contextlib
 import itertools
@@ -38,7 +38,7 @@ class Nursery:
         return int(self.said("pid"))
 
     def said(self, *words):
-        """Return what follows one of these words in the next line that begins with one."""
+        """Return the rest of the next line that begins with one of these words."""
         for line in self.process.stdout:
             word, _, rest = line.strip().partition(" ")
             if word in words:

@@ -1,6 +1,4 @@
-"""Weights are loaded by their names, all or none of those that are required, and every name is
-accounted for.
-"""
+"""Weights are loaded by name, all required ones or none, and the result lists every name."""
 
 import os
 import re

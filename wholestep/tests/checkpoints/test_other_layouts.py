@@ -26,7 +26,7 @@ def close(one, two, atol):
 
 
 def loop(trainer, folder=None, num=None):
-    """Carry out two epochs, or so many updates; return which batches they were of."""
+    """Run two epochs, or `num` updates; return the numbers of their batches."""
     told = []
     asked = None if folder is None else ws.Checkpoints(folder, every_steps=1)
     for step in trainer.steps(ws.Batches((X, Y), SIZE, seed=3), epochs=2, checkpoints=asked):
@@ -70,7 +70,7 @@ go_on({run!r}, {out!r})
 
 
 def go_on(run, out):
-    """Go on from a folder in this process; keep what was found there, and what it came to."""
+    """Resume from a folder in this process; return its checkpoint and the results."""
     trainer = ws.Trainer(made(seed=1), **NO_XLA)
     trainer.restore(run)
     found = [np.asarray(v).copy() for v in trainer.model.variables]

@@ -1,6 +1,4 @@
-"""A path that is not the folder of a run is refused before anything is written, and the error names
-what was meant.
-"""
+"""A path that is not the folder of a run is refused before a write; the error names the folder."""
 
 import shutil
 
@@ -36,7 +34,7 @@ def root(whole, tmp_path):
 
 
 STEP = "runs/a/step-00000018"
-# what it is, what `fit` says of it, and what `restore` says of it, if it is no checkpoint
+# the kind, the advice in the error of `fit`, and in that of `restore` (None for a checkpoint)
 OTHERS = {
     STEP: ("a checkpoint", "runs/a, to resume that run; or another folder.", None),
     f"{STEP}/": ("a checkpoint", "runs/a, to resume that run; or another folder.", None),

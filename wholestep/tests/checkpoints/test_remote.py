@@ -1,5 +1,6 @@
-"""A run in a store is there as a whole or not at all, and goes on with the same bits. The store is
-fsspec's memory, and with s3fs and moto (`make remote`) a local server of S3's protocol.
+"""A checkpoint in a store is complete or does not exist, and resumes with the same bits.
+
+The store is fsspec's memory, and with s3fs and moto (`make remote`) a local server of S3's protocol.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""A run goes on with a model that was built anew in the same process, whose metrics Keras gives
-other names.
-"""
+"""A run resumes with a model built anew in one process, to whose metrics Keras gives new names."""
 
 import keras
 import numpy as np
@@ -48,7 +46,7 @@ MODELS = {
 
 
 def numbers(history):
-    """Return the numbers of a History, those of equal names in the order of their counts."""
+    """Return the numbers of a History; equal names are in the order of their counts."""
     found = {}
     for name in sorted(history.history, key=lambda name: (len(name), name)):
         found.setdefault(plain(name), []).append(history.history[name])

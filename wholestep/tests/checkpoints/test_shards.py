@@ -1,6 +1,4 @@
-"""An array in pieces is the array: whatever part of it is asked for, and however the pieces lie in
-files.
-"""
+"""Any part of an array in pieces equals the part of the array, wherever its pieces are saved."""
 
 import json
 from dataclasses import replace

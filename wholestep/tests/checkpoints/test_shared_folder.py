@@ -36,7 +36,7 @@ def kept(step):
 
 
 def mine(seat, step):
-    """Return what a process has: all arrays that are whole, and the pieces of one that is not."""
+    """Return the arrays of a process: all full ones, and its pieces of a sharded one."""
     own = cut(
         NUMBERS + step,
         range(1, seat.count) if seat.count > 1 else [],
@@ -178,7 +178,7 @@ def test_a_folder_that_another_run_left_is_not_taken_for_one_that_is_shared(tmp_
     assert all("must see one folder of checkpoints" in str(error) for error in errors)
 
 
-# ---- what one of them alone finds ----
+# ---- failures of a single process ----
 
 
 def test_damage_that_one_process_finds_is_damage_for_all(path):

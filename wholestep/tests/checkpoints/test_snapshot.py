@@ -1,4 +1,4 @@
-"""A run that is taken out at any boundary and put back elsewhere goes on with the same bits."""
+"""A snapshot of any boundary, restored elsewhere, resumes with the same bits."""
 
 import enum
 import json
@@ -360,7 +360,7 @@ def test_a_callback_of_ones_own_keeps_what_it_says():
 
 def test_what_an_objective_assigns_besides_goes_on():
     class Centres(ws.Objective):
-        """Subtracts a moving mean of its own, which belongs to no model."""
+        """Subtracts a moving mean, whose variable belongs to no model."""
 
         def __init__(self):
             self.mean = keras.Variable(0.0)

@@ -1,4 +1,4 @@
-"""A process that ends at once says why, and takes no harm from a reader who is gone."""
+"""A process that ends at once prints the reason, also after its reader has closed."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Several processes: the update of one, rows of their own, and an end for all when one is lost."""
+"""Several processes: the update of one, separate rows, and an end of all when one is lost."""
 
 import io
 import itertools
@@ -28,9 +28,7 @@ from wholestep.processes.watchdog import PATIENCE
 
 @pytest.fixture(scope="module")
 def ended_well(tmp_path_factory):
-    """Return a function: the output and the files of a run of so many processes that does one thing
-    after the other.
-    """
+    """Return a function of the output and the files of a run of `num` processes."""
 
     @cache
     def run(num):
@@ -388,7 +386,7 @@ def test_processes_that_were_ended_go_on_together_or_one_goes_on_alone(what, tmp
     assert code == {"killed": 137, "terminated": 143}[what.split()[1]], output
     steps = Folder(folder).steps()
     assert steps[-1] == 4
-    # the second may have been under way
+    # the second save may have begun
     assert (8 < steps[0] < 24) if "terminated" in what else steps[0] in (4, 8)
     assert "Traceback" not in output
     shutil.copytree(folder, copy := tmp_path / "copy")

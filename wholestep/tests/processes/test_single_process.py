@@ -1,4 +1,4 @@
-"""One process is a run of its own: it has nobody to agree with, to wait for, or to tell."""
+"""A run of one process does not compare, wait or notify."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""What a process reads and writes in the store, and what its heartbeat tells there."""
+"""A process's reads and writes in the store, and the messages of its heartbeat."""
 
 import json
 import threading

@@ -1,8 +1,8 @@
 """The processes of tests/checkpoints/test_killed.py: fits that save after every update, each
 described by a line of JSON.
 
-`killed_runs.py JSON` runs one of them. `killed_runs.py` alone forks a process for each line of its input:
-Keras is imported once.
+`killed_runs.py JSON` runs a single fit. `killed_runs.py` alone forks a process for each line of its
+input: Keras is imported once.
 """
 
 import json

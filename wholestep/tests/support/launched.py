@@ -1,5 +1,6 @@
-"""What the processes of tests/processes/test_launch.py run: `wholestep launch -n N tests/support/launched.py "WHAT,
-WHAT" [FOLDER]`.
+"""The script of the processes of tests/processes/test_launch.py.
+
+`wholestep launch -n N tests/support/launched.py "WHAT, WHAT" [FOLDER]` runs it.
 """
 
 import itertools
@@ -35,7 +36,7 @@ def digest(values):
 
 
 class Items:
-    """Rows that are loaded one by one, and counted."""
+    """Counted rows, loaded one after the other."""
 
     def __init__(self, *columns):
         self.columns, self.loaded = columns, set()
@@ -67,7 +68,7 @@ def one_update(case, size, short=False, loaded=False):
 
 
 def all_cases(many=False):
-    """Return the digests of every case under a plan of its own; `many`: under every plan."""
+    """Return the digests of every case under a separate plan; `many`: under every plan."""
     plans = [("auto", False, False), (6, False, True), (6, True, True)]
     pairs = itertools.product(CASES, plans) if many else zip(CASES, plans, strict=True)
     return {str((case, *plan)): one_update(case, *plan) for case, plan in pairs} | {
@@ -164,7 +165,7 @@ def whole_runs():
 
 
 class Orbax(keras.callbacks.OrbaxCheckpoint):
-    """What is no other, without the package."""
+    """An OrbaxCheckpoint that needs no package."""
 
     def __init__(self):
         keras.callbacks.Callback.__init__(self)
@@ -241,9 +242,7 @@ def write(folder):
 
 
 def places(columns):
-    """Let a layer's kernel and bias lie over so many of four devices, or over none if there are
-    none.
-    """
+    """Shard a layer's kernel and bias over `columns` of four devices; not at all for 0."""
     if not columns:
         return
     shape = (columns, 4 // columns)
@@ -258,7 +257,7 @@ def places(columns):
 
 
 class At(keras.callbacks.Callback):
-    """Does something after so many updates of this call, in one process."""
+    """Calls a function after a given update of this call, in one process."""
 
     def __init__(self, update, do, process=ME):
         super().__init__()
@@ -279,9 +278,7 @@ class Slow(keras.callbacks.Callback):
 
 
 def trained(checkpoints=None, seed=0, callbacks=(), columns=0):
-    """Return digests of what a run of four epochs leaves behind, and its History. Six updates an
-    epoch.
-    """
+    """Return digests of the results of a run of four epochs of six updates, and its History."""
     random.seed(seed)
     np.random.seed(seed)
     keras.utils.clear_session()

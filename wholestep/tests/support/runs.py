@@ -1,4 +1,4 @@
-"""Small runs, and what they leave: for tests of snapshots and checkpoints."""
+"""Small runs and their results, for tests of snapshots and checkpoints."""
 
 import json
 import shutil
@@ -132,7 +132,7 @@ def steps_in(folder):
 
 
 def taken_from(folder, step, to):
-    """Return a folder of its own for one checkpoint."""
+    """Return a separate folder with a single checkpoint."""
     shutil.copytree(Folder(folder).path(step), Folder(to).path(step))
     return to
 

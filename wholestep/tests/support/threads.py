@@ -9,7 +9,7 @@ WAIT = 20.0  # seconds for a thread that does not come
 
 
 class Shared:
-    """What all threads see: what they have told each other, and a barrier."""
+    """State that all threads share: their messages, and a barrier."""
 
     def __init__(self, count):
         self.values, self.news = {}, threading.Condition()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from wholestep.checkpoints.data import advance_to, check_goes_on, note
     from wholestep.checkpoints.position import CallPosition, DataPosition, Stateful
-    from wholestep.checkpoints.resume import Found, Span, changed_since, read_one
+    from wholestep.checkpoints.resume import Span, VerifiedCheckpoint, changed_since, read_one
     from wholestep.checkpoints.saver import Saver, Unsaved, save_once
     from wholestep.checkpoints.settings import Checkpoints
     from wholestep.checkpoints.shards import Numbers, own_copy
@@ -70,7 +70,7 @@ _NAMES = {
     "data": ("check_goes_on", "advance_to", "note"),
     "shards": ("Numbers", "own_copy"),
     "position": ("DataPosition", "Stateful", "CallPosition"),
-    "resume": ("Found", "Span", "changed_since", "read_one"),
+    "resume": ("VerifiedCheckpoint", "Span", "changed_since", "read_one"),
     "saver": ("Saver", "Unsaved", "save_once"),
     "settings": ("Checkpoints",),
     "snapshot": (

@@ -78,8 +78,8 @@ class Address(str):
         parts = [part for each in whole for part in re.split("[/?#@]", each)]  # as parsers do
         split = [part for part in parts if len(part) >= _SHORTEST_PART]  # others are in any text
         values = [match[2] for match in _VALUE.finditer(self.raw)]
-        found = [*whole, *split, *(value for value in values if len(value) >= _SHORTEST)]
-        return sorted(filter(None, {*found, *map(unquote, found)}), key=len, reverse=True)
+        secrets = [*whole, *split, *(value for value in values if len(value) >= _SHORTEST)]
+        return sorted(filter(None, {*secrets, *map(unquote, secrets)}), key=len, reverse=True)
 
 
 Location = str | PathLike[str]

@@ -14,32 +14,37 @@ import keras
 from wholestep.checkpoints.configuration import Settings, changes, settings_of
 from wholestep.checkpoints.snapshot import COLUMNS, LOG
 
-_MONITOR = ("best",)
-_SAVER = ("_batches_seen_since_last_saving", "_last_batch_seen")
+_SAVER = ("best", "_batches_seen_since_last_saving", "_last_batch_seen")
 _KEPT: dict[type, tuple[str, ...]] = {  # besides their settings
     keras.callbacks.History: ("epoch", "history"),
-    keras.callbacks.EarlyStopping: (
-        *_MONITOR,
-        "wait",
-        "stopped_epoch",
-        "best_weights",
-        "best_epoch",
-    ),
-    keras.callbacks.ReduceLROnPlateau: (*_MONITOR, "wait", "cooldown_counter"),
+    keras.callbacks.EarlyStopping: ("best", "wait", "stopped_epoch", "best_weights", "best_epoch"),
+    keras.callbacks.ReduceLROnPlateau: ("best", "wait", "cooldown_counter"),
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
-    keras.callbacks.ModelCheckpoint: (*_MONITOR, *_SAVER, "_current_epoch"),
-    keras.callbacks.OrbaxCheckpoint: (*_MONITOR, *_SAVER, "_total_batches_seen"),
+    keras.callbacks.ModelCheckpoint: (*_SAVER, "_current_epoch"),
+    keras.callbacks.OrbaxCheckpoint: (*_SAVER, "_total_batches_seen"),
     keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch"),
 }
 _STATELESS = (
-    *(keras.callbacks.Callback, keras.callbacks.CSVLogger, keras.callbacks.LambdaCallback),
-    *(keras.callbacks.LearningRateScheduler, keras.callbacks.ProgbarLogger),
-    *(keras.callbacks.RemoteMonitor, keras.callbacks.TerminateOnNaN),
+    keras.callbacks.Callback,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.LambdaCallback,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TerminateOnNaN,
 )
 _WATCHED = ("monitor", "mode")  # for another metric, `best` is meaningless
 # change during a run, or may be changed to resume
-_MOVED = {name for names in _KEPT.values() for name in names} | {
-    *("params", "verbose", "monitor_op", "append", "append_header", "writer", "keys", "csv_file"),
+_MOVED = {name for names in _KEPT.values() for name in names}
+_MOVED |= {
+    "params",
+    "verbose",
+    "monitor_op",
+    "append",
+    "append_header",
+    "writer",
+    "keys",
+    "csv_file",
 }
 _UNSEEN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)  # added by Keras
 _NAMES_UNSEEN = [kind.__name__ for kind in _UNSEEN]
@@ -58,19 +63,16 @@ def made(callbacks: list[keras.callbacks.Callback]) -> list[tuple[str, Settings]
 
 
 def saved_in(state: dict[str, Any], here: Known) -> Known:
-    """Return the callbacks of a state, with their settings, which an earlier release did not
-    save.
-    """
+    """Return the callbacks of a state with their settings; older releases saved no settings."""
     names = [name for name, _ in state["told"]]
-    like = dict(here)
+    settings = dict(here)
     return list(
-        zip(names, state.get("settings") or [like.get(name, {}) for name in names], strict=True)
+        zip(names, state.get("settings") or [settings.get(n, {}) for n in names], strict=True)
     )
 
 
 def paired(saved: Known, here: Known) -> list[int | None]:
-    """Return for each callback here the index of the saved callback whose state it takes; None if
-    there is none.
+    """Return for each callback here the index of the saved callback whose state it takes, or None.
 
     Callbacks of one class are paired by equal settings first, then in order by the metric that they
     watch.
@@ -82,14 +84,17 @@ def paired(saved: Known, here: Known) -> list[int | None]:
     >>> paired([("Stop", loss)], [("Stop", accuracy)])
     [None]
     """
-    found: list[int | None] = [None] * len(here)
+    indices: list[int | None] = [None] * len(here)
     for names in (None, _WATCHED):
         for at, (kind, settings) in enumerate(here):
-            if found[at] is None:
-                left = [i for i, (name, _) in enumerate(saved) if name == kind and i not in found]
-                alike = (i for i in left if _of(saved[i][1], names) == _of(settings, names))
-                found[at] = next(alike, None)
-    return found
+            if indices[at] is not None:
+                continue
+            for i, (saved_kind, saved_settings) in enumerate(saved):
+                is_equal = _of(saved_settings, names) == _of(settings, names)
+                if saved_kind == kind and is_equal and i not in indices:
+                    indices[at] = i
+                    break
+    return indices
 
 
 def differing(saved: Known, here: Known) -> list[str]:
@@ -98,23 +103,21 @@ def differing(saved: Known, here: Known) -> list[str]:
     >>> differing([("Stop", {"monitor": "val_loss"}), ("Log", {})], [("Stop", {"monitor": "loss"})])
     ["Stop(monitor='loss') starts anew (saved: monitor='val_loss')", 'no Log (saved: Log)']
     """
-    found = paired(saved, here)
     words = []
-    left = [i for i in range(len(saved)) if i not in found]
-    for (kind, settings), at in zip(here, found, strict=True):
-        like = next((i for i in left if saved[i][0] == kind), None) if at is None else None
+    indices = paired(saved, here)
+    left = [i for i in range(len(saved)) if i not in indices]
+    for (kind, settings), at in zip(here, indices, strict=True):
+        alike = [i for i in left if saved[i][0] == kind]
         if at is not None:
             words += [f"{kind}/{change}" for change in changes(saved[at][1], settings)]
-        elif like is not None:
-            left.remove(like)
-            words.append(
-                f"{kind}({_watched(settings)}) starts anew (saved: {_watched(saved[like][1])})"
-            )
+        elif alike:
+            left.remove(alike[0])
+            before = _watched(saved[alike[0]][1])
+            words.append(f"{kind}({_watched(settings)}) starts anew (saved: {before})")
         elif kind not in _NAMES_UNSEEN:
             words.append(f"{kind} (saved: none)")
-    return words + [
-        f"no {saved[i][0]} (saved: {saved[i][0]})" for i in left if saved[i][0] not in _NAMES_UNSEEN
-    ]
+    lost = [saved[i][0] for i in left if saved[i][0] not in _NAMES_UNSEEN]
+    return words + [f"no {kind} (saved: {kind})" for kind in lost]
 
 
 def _of(settings: Settings, names: tuple[str, ...] | None) -> Settings:
@@ -128,21 +131,19 @@ def _watched(settings: Settings) -> str:
 
 
 def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Return the state of a callback: the attributes of Keras' classes, and `get_state()` if it is
-    defined.
-    """
-    known = {name: getattr(callback, name) for name in _known(callback) if hasattr(callback, name)}
+    """Return the state of a callback: attributes of Keras' classes, and any `get_state()`."""
+    state = {name: getattr(callback, name) for name in _known(callback) if hasattr(callback, name)}
     if isinstance(callback, keras.callbacks.CSVLogger):
         with suppress(OSError), open(callback.filename, "rb") as file:
             written = _written(file, file.seek(0, os.SEEK_END))
-            known[LOG] = {"file": callback.filename, COLUMNS: callback.keys, **written}
-    return {**known, **({"own": callback.get_state()} if hasattr(callback, "get_state") else {})}
+            state[LOG] = {"file": callback.filename, COLUMNS: callback.keys, **written}
+    if hasattr(callback, "get_state"):
+        state["own"] = callback.get_state()
+    return state
 
 
 def put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    """Restore a callback from what `state_of` returned; a file may hold other names, which are
-    ignored.
-    """
+    """Restore a callback from its `state_of`; other names, as of a changed class, are ignored."""
     if "own" in state and hasattr(callback, "set_state"):
         callback.set_state(state["own"])
     for name in _known(callback):
@@ -159,20 +160,17 @@ def put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
 
 
 def go_on_with_file(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    """Let a CSVLogger append to its file, without the lines that it wrote after this state, as they
-    come again.
-    """
+    """Let a CSVLogger append to its file, without the lines after this state, which come again."""
     if not isinstance(callback, keras.callbacks.CSVLogger):
         return
     callback.append = True
     log = state.get(LOG, {})
     if log.get("file") == callback.filename:
         with suppress(OSError), open(callback.filename, "rb+") as file:
-            if (
-                log["size"] < file.seek(0, os.SEEK_END)
-                and {**log, **_written(file, log["size"])} == log
-            ):
-                file.truncate(log["size"])
+            size = log["size"]
+            is_longer = file.seek(0, os.SEEK_END) > size
+            if is_longer and {**log, **_written(file, size)} == log:
+                file.truncate(size)
 
 
 def _written(file: BinaryIO, size: int) -> dict[str, Any]:
@@ -195,8 +193,6 @@ def _known(callback: keras.callbacks.Callback) -> list[str]:
 def _save_once(
     callback: keras.callbacks.OrbaxCheckpoint, step: int, logs: dict[str, Any] | None = None
 ) -> None:
-    """Save a step unless Orbax has it: Orbax refuses a step twice, and the stopped run may have
-    saved this step.
-    """
+    """Save a step unless Orbax has it, from the stopped run: Orbax refuses a step twice."""
     if all(each.step != step for each in callback.checkpointer.checkpoints):
         type(callback)._save_checkpoint(callback, step, logs)

@@ -1,6 +1,4 @@
-"""`wholestep checkpoint`: list, verify, show, copy and remove checkpoints, here or in a store.
-Needs no Keras.
-"""
+"""`wholestep checkpoint`: list, verify, show, copy and remove checkpoints, without Keras."""
 
 import argparse
 import contextlib
@@ -28,55 +26,50 @@ from wholestep.errors import (
     tell,
 )
 
-Told = tuple[Any, bool, list[str]]  # a description as JSON, whether all is good, and the lines
+Report = tuple[Any, bool, list[str]]  # JSON, whether all is good, and lines
+Description = dict[str, Any]  # of a checkpoint: JSON, with the key "bad" if it is damaged
 
 
 def add_commands(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `checkpoint ls|verify|show|copy|prune PATH`."""
     names = "ls, verify, show, copy or prune"
-    text = (
+    description = (
         f"Look at checkpoints, copy or remove them: {names}. The exit code is 1 if anything is bad."
     )
-    parser = commands.add_parser("checkpoint", help=f"{names} checkpoints", description=text)
+    parser = commands.add_parser("checkpoint", help=f"{names} checkpoints", description=description)
     kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (text, call) in {
-        "ls": (
-            "list the checkpoints of a folder, also damaged ones",
-            partial(_each, verifies=False),
-        ),
+    calls: dict[str, tuple[Callable[..., Report], str]] = {
+        "ls": (_each, "list the checkpoints of a folder, also damaged ones"),
         "verify": (
-            "read every byte of the checkpoints, and compare the digests",
             partial(_each, verifies=True),
+            "read every byte of the checkpoints, and compare the digests",
         ),
-        "show": ("show the content of the newest, or of the named, checkpoint", _show),
-        "copy": ("copy the checkpoints that TARGET lacks, and verify every byte", _copy),
-        "prune": ("remove the checkpoints that no rule keeps, if the newest is good", _prune),
-    }.items():
-        own = kinds.add_parser(name, help=text, description=f"{text.capitalize()}.")
+        "show": (_show, "show the content of the newest, or of the named, checkpoint"),
+        "copy": (_copy, "copy the checkpoints that TARGET lacks, and verify every byte"),
+        "prune": (_prune, "remove the checkpoints that no rule keeps, if the newest is good"),
+    }
+    for name, (call, text) in calls.items():
+        command = kinds.add_parser(name, help=text, description=f"{text.capitalize()}.")
         single = "" if name == "prune" else ", or a single checkpoint in it"
         text = f"a folder of checkpoints{single}; or s3://bucket/runs/a"
-        own.add_argument("path", type=as_location, help=text)
+        command.add_argument("path", type=as_location, help=text)
         if name == "copy":
-            own.add_argument("target", type=as_location, help="the folder, or address, to copy to")
+            text = "the folder, or address, to copy to"
+            command.add_argument("target", type=as_location, help=text)
         if name == "prune":
-            _add_rules(own)
-        own.add_argument("--json", action="store_true", help="print JSON")
-        own.set_defaults(command=lambda arguments, call=call: _run(arguments, call))
+            _add_rules(command)
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.set_defaults(command=partial(_run, call))
 
 
 def _add_rules(parser: argparse.ArgumentParser) -> None:
     """Add the rules of `Checkpoints`."""
-    parser.add_argument(
-        "--keep", type=int, required=True, help="keep this number of newest checkpoints"
-    )
-    parser.add_argument(
-        "--keep-period",
-        type=int,
-        help="keep the first checkpoint at or after each multiple of this",
-    )
-    parser.add_argument(
-        "--keep-seconds", type=float, help="keep those at most this much older than the newest"
-    )
+    text = "keep this number of newest checkpoints"
+    parser.add_argument("--keep", type=int, required=True, help=text)
+    text = "keep the first checkpoint at or after each multiple of this"
+    parser.add_argument("--keep-period", type=int, help=text)
+    text = "keep those at most this much older than the newest"
+    parser.add_argument("--keep-seconds", type=float, help=text)
     text = "keep the best by this metric, as in val_loss:2"
     parser.add_argument("--keep-best", type=_best, metavar="NAME:NUMBER", help=text)
     parser.add_argument("--dry-run", action="store_true", help="list, and remove nothing")
@@ -89,7 +82,7 @@ def _best(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def _run(arguments: argparse.Namespace, call: Callable[..., Any]) -> int:
+def _run(call: Callable[..., Report], arguments: argparse.Namespace) -> int:
     try:
         folder, step = find(arguments.path)
         steps = folder.steps() if step is None else [step]
@@ -100,11 +93,12 @@ def _run(arguments: argparse.Namespace, call: Callable[..., Any]) -> int:
                 received = f"no folder {arguments.path}"
                 attempt = "another path."
             raise CheckpointError(message("The path must hold a checkpoint.", received, attempt))
-        told, is_good, lines = call(arguments, folder, steps)
+        values, is_good, lines = call(arguments, folder, steps)
     except (CheckpointError, SpecificationError) as error:
         tell(str(error))
         return 1
-    _say(json.dumps(finite(told), indent=1) if arguments.json else "\n".join(map(printable, lines)))
+    as_json = json.dumps(finite(values), indent=1) if arguments.json else ""
+    _say(as_json or "\n".join(map(printable, lines)))
     return 0 if is_good else 1
 
 
@@ -117,35 +111,38 @@ def _say(text: str) -> None:
 
 
 def _each(
-    _: argparse.Namespace, folder: CheckpointFolder, steps: list[int], *, verifies: bool
-) -> Told:
-    """Return a description of each checkpoint, also damaged ones, as JSON and as lines."""
-    told = []
+    _: argparse.Namespace, folder: CheckpointFolder, steps: list[int], *, verifies: bool = False
+) -> Report:
+    """Describe each checkpoint, also damaged ones."""
+    described = []
     for step in steps:
-        one: dict[str, Any] = {"name": os.path.basename(folder.path(step)), "step": step}
+        description: Description = {"name": os.path.basename(folder.path(step)), "step": step}
         try:
             manifest = folder.verify(step) if verifies else folder.manifest(step)
         except GoneError:
             continue
         except CheckpointError as error:
-            told.append(one | {"bad": str(error)})
+            described.append(description | {"bad": str(error)})
             continue
-        value = value_in(manifest)
-        facts = {
-            "time": manifest.rest.get("time"),
-            "bytes": manifest.nbytes,
-            "arrays": len(manifest.arrays),
-        }
-        facts |= {"good": True} if verifies else {}
-        told.append(one | facts | ({} if value is None else {"watched": manifest.rest["watched"]}))
-    told += [{"name": path.name, "bad": _why(path)} for path in folder.bad()]
-    return told, not any("bad" in one for one in told), [_line(one) for one in told]
+        description["time"] = manifest.rest.get("time")
+        description["bytes"] = manifest.nbytes
+        description["arrays"] = len(manifest.arrays)
+        if verifies:
+            description["good"] = True
+        if value_in(manifest) is not None:
+            description["watched"] = manifest.rest["watched"]
+        described.append(description)
+    described += [{"name": path.name, "bad": _why(path)} for path in folder.bad()]
+    return _report(described)
 
 
-def _copy(arguments: argparse.Namespace, source: CheckpointFolder, steps: list[int]) -> Told:
-    """Copy checkpoints, the oldest first; a damaged one is described as bad, and the others are
-    copied.
-    """
+def _report(described: list[Description]) -> Report:
+    is_good = not any("bad" in each for each in described)
+    return described, is_good, [_line(each) for each in described]
+
+
+def _copy(arguments: argparse.Namespace, source: CheckpointFolder, steps: list[int]) -> Report:
+    """Copy the checkpoints that are good, the oldest first."""
     target = _whole(arguments.target, "TARGET")
 
     def attempt(step: int) -> str:
@@ -154,16 +151,14 @@ def _copy(arguments: argparse.Namespace, source: CheckpointFolder, steps: list[i
             return "copied"
         if rendered(source.manifest(step)) != rendered(target.manifest(step)):
             must = f"{target.path(step)} must be missing, or equal to {source.path(step)}."
-            raise CheckpointError(
-                message(must, "another checkpoint of this step", "another folder.")
-            )
+            received = "another checkpoint of this step"
+            raise CheckpointError(message(must, received, "another folder."))
         return "exists already"
 
     with contextlib.ExitStack() as stack:
         if isinstance(target, Folder):
             stack.callback(target.lock().release)
-        told = [_attempted(source, step, attempt) for step in reversed(steps)]
-    return told, not any("bad" in one for one in told), [_line(one) for one in told]
+        return _report([_attempted(source, step, attempt) for step in reversed(steps)])
 
 
 def _whole(path: str, name: str) -> CheckpointFolder:
@@ -175,19 +170,21 @@ def _whole(path: str, name: str) -> CheckpointFolder:
     return folder
 
 
-def _prune(arguments: argparse.Namespace, folder: CheckpointFolder, steps: list[int]) -> Told:
-    """Remove the checkpoints that no rule keeps; damaged ones above the newest good one stay, and
-    are bad.
-    """
+def _prune(arguments: argparse.Namespace, folder: CheckpointFolder, steps: list[int]) -> Report:
+    """Remove the checkpoints that no rule keeps; damaged ones above the newest good one stay."""
     _whole(arguments.path, "PATH")
-    asked = Checkpoints(folder.folder, **{rule: getattr(arguments, rule) for rule in RULES})
-    if asked.keep_best and not values_of(folder, asked.keep_best[0]):
+    rules = Checkpoints(folder.folder, **{rule: getattr(arguments, rule) for rule in RULES})
+    if rules.keep_best and not values_of(folder, rules.keep_best[0]):
         must = (
-            f"--keep-best needs a checkpoint with {asked.keep_best[0]}. Nothing has been removed."
+            f"--keep-best needs a checkpoint with {rules.keep_best[0]}. Nothing has been removed."
         )
         way = f"the metric in the lines of `wholestep checkpoint ls {arguments.path}`."
         raise SpecificationError(message(must, f"none in {arguments.path}", way))
-    told: list[dict[str, Any]] = []
+    described: list[Description] = []
+
+    def check(step: int) -> str:
+        folder.verify(step)
+        return "is the newest good one"
 
     def remove(step: int) -> str:
         if not arguments.dry_run:
@@ -198,41 +195,36 @@ def _prune(arguments: argparse.Namespace, folder: CheckpointFolder, steps: list[
         if isinstance(folder, Folder) and not arguments.dry_run:
             stack.callback(folder.lock().release)
         for step in folder.steps():
-            told.append(
-                _attempted(
-                    folder,
-                    step,
-                    lambda step: "is the newest good one" if folder.verify(step) else "",
-                )
-            )
-            if "bad" not in told[-1]:
-                told += [_attempted(folder, old, remove) for old in to_remove(folder, asked, step)]
+            newest = _attempted(folder, step, check)
+            described.append(newest)
+            if "bad" not in newest:
+                older = to_remove(folder, rules, step)
+                described += [_attempted(folder, old, remove) for old in older]
                 break
-    return told, not any("bad" in one for one in told), [_line(one) for one in told]
+    return _report(described)
 
 
-def _attempted(folder: CheckpointFolder, step: int, call: Callable[[int], str]) -> dict[str, Any]:
-    """Return a description of a checkpoint with the result of a call; it is bad if the call finds
-    damage.
-    """
-    one = {"name": os.path.basename(folder.path(step)), "step": step}
+def _attempted(folder: CheckpointFolder, step: int, call: Callable[[int], str]) -> Description:
+    """Describe a checkpoint with the result of a call; it is bad if the call finds damage."""
+    description = {"name": os.path.basename(folder.path(step)), "step": step}
     try:
-        return one | {"result": call(step)}
+        return description | {"result": call(step)}
     except DamagedError as error:
-        return one | {"bad": str(error)}
+        return description | {"bad": str(error)}
 
 
-def _line(one: dict[str, Any]) -> str:
-    if "bad" in one:
-        return f"{one['name']}  BAD: {one['bad']}"
-    if "result" in one:
-        return f"{one['name']}  {one['result']}"
-    watched = one.get("watched")
-    words = "" if watched is None else f"  {watched['name']} {watched['number']:.6g}"
-    good = "  good" if "good" in one else ""
-    return (
-        f"{one['name']}{good}  {one['time']}  {one['bytes']} bytes in {one['arrays']} arrays{words}"
-    )
+def _line(description: Description) -> str:
+    name = description["name"]
+    if "bad" in description:
+        return f"{name}  BAD: {description['bad']}"
+    if "result" in description:
+        return f"{name}  {description['result']}"
+    good = "  good" if "good" in description else ""
+    line = f"{name}{good}  {description['time']}  {description['bytes']} bytes in"
+    line += f" {description['arrays']} arrays"
+    if watched := description.get("watched"):
+        line += f"  {watched['name']} {watched['number']:.6g}"
+    return line
 
 
 def _why(path: Path) -> str:
@@ -242,35 +234,27 @@ def _why(path: Path) -> str:
         return "set aside"
 
 
-def _show(_: argparse.Namespace, folder: CheckpointFolder, steps: list[int]) -> Told:
+def _show(_: argparse.Namespace, folder: CheckpointFolder, steps: list[int]) -> Report:
     if not steps:
-        raise CheckpointError(
-            f"There must be a checkpoint to show. Received: only damaged ones in {folder.folder}."
-        )
+        must = "There must be a checkpoint to show."
+        raise CheckpointError(f"{must} Received: only damaged ones in {folder.folder}.")
     manifest = folder.manifest(steps[0])
+    files = {file.name: file.nbytes for file in manifest.files}
     arrays = {
         name: {"shape": list(shape), "dtype": dtype}
         for name, (shape, dtype) in manifest.arrays.items()
     }
-    files = {file.name: file.nbytes for file in manifest.files}
-    told = {
-        "step": manifest.step,
-        **manifest.rest,
-        "facts": manifest.facts,
-        "files": files,
-        "arrays": arrays,
-    }
+    values = {"step": manifest.step, **manifest.rest, "facts": manifest.facts}
+    values |= {"files": files, "arrays": arrays}
     lines = [
         f"{folder.path(manifest.step)}",
         *_indented({**manifest.rest, **manifest.facts}),
         "files",
-    ]
-    lines += [f"  {name}  {nbytes} bytes" for name, nbytes in files.items()]
-    lines += [
+        *(f"  {name}  {nbytes} bytes" for name, nbytes in files.items()),
         "arrays",
-        *(f"  {name}  {one['dtype']} {one['shape']}" for name, one in arrays.items()),
+        *(f"  {name}  {array['dtype']} {array['shape']}" for name, array in arrays.items()),
     ]
-    return told, True, lines
+    return values, True, lines
 
 
 def _indented(value: dict[str, Any], depth: int = 0) -> list[str]:

@@ -406,6 +406,10 @@ def _word(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         description = f"{value.shape} {value.dtype} {_digest(value.tobytes())}"
         return description if value.ndim else value.item()
+    return _word_of_callable(value)
+
+
+def _word_of_callable(value: Any) -> str:
     if isinstance(value, partial):
         return f"{_word(value.func)} {_digest(str(flat('', [value.args, value.keywords])))}"
     function = value.__func__ if isinstance(value, MethodType) else value
@@ -454,8 +458,8 @@ def _globals_of(function: FunctionType) -> list[Any]:
     """Return the globals of its module that a function reads."""
     code = function.__code__
     read = {each.argval for each in get_instructions(code) if each.opname == "LOAD_GLOBAL"}
-    known = function.__globals__
-    values = [known[name] for name in code.co_names if name in read and name in known]
+    namespace = function.__globals__
+    values = [namespace[name] for name in code.co_names if name in read and name in namespace]
     home = function.__module__
     return [value for value in values if getattr(value, "__module__", home) == home]
 

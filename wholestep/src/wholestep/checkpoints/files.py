@@ -1,5 +1,4 @@
-"""Files that are created, synced and read with checks, and the lock of a folder to which one
-process writes.
+"""Files, created, synced and read with checks, and the lock of a folder with a single writer.
 
 A file that is missing, not regular or of another size is a DamagedError; what cannot be opened now,
 an OSError.
@@ -43,13 +42,14 @@ class Lock:
         CheckpointError: another process, or this process, holds the lock.
     """
 
+    owner: str
+
     def __init__(self, folder: Path):
         import fcntl  # missing on Windows, where only checkpoints need it
 
         self._path = folder / "lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.open(self._path, flags, 0o644)
-        owner = {"pid": os.getpid(), "host": os.uname().nodename}
         try:
             before = os.pread(self._file, 1000, 0).decode(errors="replace").strip()
             if before and not before.startswith('{"pid": '):
@@ -62,12 +62,17 @@ class Lock:
                 must = f"One run at a time may write to {folder}."
                 received = f"a folder in use by {before or 'another process'}"
                 attempt = "wait for that run, or choose another folder."
-                if before.startswith(json.dumps(owner)[:-1]):
+                if before in [lock.owner for lock in _held]:
                     received = "a folder to which a fit or a loop of this very process is saving"
                     attempt = 'save elsewhere, as in trainer.save("runs/by-hand").'
                 raise CheckpointError(message(must, received, attempt)) from error
             self.check()
-            owner |= {"since": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "token": uuid.uuid4().hex[:12]}
+            owner = {
+                "pid": os.getpid(),
+                "host": os.uname().nodename,
+                "since": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "token": uuid.uuid4().hex[:12],
+            }
             self.owner = json.dumps(owner)
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, self.owner.encode(), 0)
@@ -89,6 +94,7 @@ class Lock:
         """Release the lock, once. In a forked process, the parent keeps the lock."""
         file = self._file
         self._file = -1
+        _held.discard(self)
         if file >= 0:
             close(file)
 

@@ -2,11 +2,10 @@
 
 HDF5's library finds objects, after their groups have been checked: it never ends in a loop of
 names. Nor does it end in a damaged heap of strings, and it decompresses chunks to any size, so
-attributes and numbers are read here. The format:
+attributes and numbers are read here (docs/notes/007-locks-and-hdf5.md). The format:
 https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
 """
 
-import itertools
 import math
 import struct
 import zlib
@@ -38,7 +37,7 @@ _VARIABLE = 9  # the numbers of classes of types
 _NOWHERE = (1 << 64) - 1
 
 
-class Content:
+class FileBytes:
     """The bytes of a file, of which no more is read than it has."""
 
     def __init__(self, file: Any):
@@ -122,9 +121,9 @@ class Content:
                 (heap,) = struct.unpack_from("<Q", body, 4 if body[1] & 1 else 2)
                 if heap != _NOWHERE:
                     raise ValueError("an object with many attributes")
-            found = self._attribute(body, name.encode()) if kind == _ATTRIBUTE else None
-            if found is not None:
-                return found
+            text = self._attribute(body, name.encode()) if kind == _ATTRIBUTE else None
+            if text is not None:
+                return text
         return ""
 
     def _messages(self, address: int) -> Iterator[tuple[int, bytes]]:
@@ -173,10 +172,10 @@ class Content:
             raise ValueError(f"an attribute {wanted.decode()!r} that is not a string")
         if number == _FIXED:
             (size,) = struct.unpack_from("<I", kind, 4)
-            found = body[begin : begin + size]
+            text = body[begin : begin + size]
         else:
-            found = self._string(*struct.unpack_from("<IQI", body, begin))
-        return found.rstrip(b"\0").decode()
+            text = self._string(*struct.unpack_from("<IQI", body, begin))
+        return text.rstrip(b"\0").decode()
 
     def _string(self, nbytes: int, address: int, wanted: int) -> bytes:
         """Return a string in a heap."""
@@ -214,14 +213,14 @@ def _new_messages(block: bytes, has_order: bool) -> Iterator[tuple[int, bytes]]:
         begin += prefix + size
 
 
-class Numbers:
+class StoredNumbers:
     """The numbers of a dataset, of which only the shape and the dtype have been read.
 
     Attributes:
         dtype: object for everything except numbers.
     """
 
-    def __init__(self, name: str, dataset: Any, content: Content):
+    def __init__(self, name: str, dataset: Any, content: FileBytes):
         plist = dataset.get_create_plist()
         if plist.get_external_count() or plist.get_layout() == h5d.VIRTUAL:
             raise ValueError(f"{name} is not stored in this file")
@@ -242,33 +241,33 @@ class Numbers:
         size = self._dataset.get_storage_size()
         if layout != h5d.CHUNKED and size != self._nbytes:
             raise ValueError(f"{self._name} is stored in {size} bytes in place of {self._nbytes}")
+        if layout == h5d.COMPACT and size > _COMPACT:
+            raise ValueError(f"{self._name} has {size} bytes in its header")
         out = np.empty(self.shape, dtype)
-        if self._nbytes:
-            others = {h5d.CHUNKED: self._from_chunks, h5d.COMPACT: self._from_header}
-            others.get(layout, self._from_block)(out)
+        if self._nbytes == 0:
+            return out
+        if layout == h5d.CHUNKED:
+            self._read_chunks(out)
+        elif layout == h5d.COMPACT:
+            stored = np.empty(self.shape, self._stored)
+            self._dataset.read(h5s.ALL, h5s.ALL, stored, self._dataset.get_type())
+            out[...] = stored
+        else:
+            self._read_blocks(out.reshape(-1))
         return out
 
-    def _from_block(self, out: np.ndarray) -> None:
-        flat = out.reshape(-1)
-        offset = self._dataset.get_offset()
-        if flat.dtype == self._stored:
-            self._content.read_into(flat.view(np.uint8), offset)
-            return
+    def _read_blocks(self, out: np.ndarray) -> None:
         num = _BLOCK // self._stored.itemsize
-        for begin in range(0, flat.size, num):
-            part = flat[begin : begin + num]
-            block = np.empty(part.size, self._stored)
-            self._content.read_into(block.view(np.uint8), offset + begin * self._stored.itemsize)
-            part[...] = block
+        offset = self._dataset.get_offset()
+        for begin in range(0, out.size, num):
+            part = out[begin : begin + num]
+            block = part if out.dtype == self._stored else np.empty(part.size, self._stored)
+            self._content.read_into(block.view(np.uint8), offset)
+            if block is not part:
+                part[...] = block
+            offset += block.nbytes
 
-    def _from_header(self, out: np.ndarray) -> None:
-        if self._nbytes > _COMPACT:
-            raise ValueError(f"{self._name} has {self._nbytes} bytes in its header")
-        found = np.empty(self.shape, self._stored)
-        self._dataset.read(h5s.ALL, h5s.ALL, found, self._dataset.get_type())
-        out[...] = found
-
-    def _from_chunks(self, out: np.ndarray) -> None:
+    def _read_chunks(self, out: np.ndarray) -> None:
         chunk = self._plist.get_chunk()
         nbytes = math.prod(chunk) * self._stored.itemsize
         counts = [-(-size // step) for size, step in zip(self.shape, chunk, strict=True)]
@@ -276,11 +275,11 @@ class Numbers:
         most = max(_MOST_CHUNKS, self._nbytes >> 10)
         if nbytes > max(self._nbytes, _MOST_HEADER) or num > most:
             raise ValueError(f"{self._name} is stored in {num} chunks of shape {chunk}")
-        for index in itertools.product(*map(range, counts)):
+        for index in np.ndindex(*counts):
             begin = tuple(i * step for i, step in zip(index, chunk, strict=True))
             block = np.frombuffer(self._chunk(begin, nbytes), self._stored).reshape(chunk)
-            bounds = zip(begin, chunk, strict=True)
-            part = out[tuple(slice(at, at + step) for at, step in bounds)]
+            places = tuple(slice(at, at + step) for at, step in zip(begin, chunk, strict=True))
+            part = out[places]
             part[...] = block[tuple(map(slice, part.shape))]
 
     def _chunk(self, begin: tuple[int, ...], nbytes: int) -> bytes:
@@ -289,9 +288,9 @@ class Numbers:
         most = nbytes + nbytes // 100 + 100  # an incompressible chunk grows
         if stored.byte_offset is None or stored.size > most:
             raise self._wrong_chunk(stored.size, nbytes)
-        found = np.empty(stored.size, np.uint8)
-        self._content.read_into(found, stored.byte_offset)
-        content = found.tobytes()
+        raw = np.empty(stored.size, np.uint8)
+        self._content.read_into(raw, stored.byte_offset)
+        content = raw.tobytes()
         for i in reversed(range(self._plist.get_nfilters())):
             if not stored.filter_mask >> i & 1:
                 content = self._unfiltered(content, i, most)
@@ -313,7 +312,7 @@ class Numbers:
         raise ValueError(f"{self._name} is compressed by {name.decode()}; {way}")
 
 
-def _dtype(dataset: Any, content: Content) -> np.dtype:
+def _dtype(dataset: Any, content: FileBytes) -> np.dtype:
     stored = dataset.get_type()
     is_opaque = isinstance(stored, h5t.TypeOpaqueID) and stored.get_size() == 2
     if is_opaque and content.text(dataset, "dtype") == "bfloat16":  # as Keras stores it

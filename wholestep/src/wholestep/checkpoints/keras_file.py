@@ -21,7 +21,7 @@ import numpy as np
 from h5py import h5d, h5g, h5l, h5o
 
 from wholestep.checkpoints.files import on_disk
-from wholestep.checkpoints.hdf5 import Content, Numbers
+from wholestep.checkpoints.hdf5 import FileBytes, StoredNumbers
 from wholestep.errors import CheckpointError, DamagedError, message
 
 _MEMBER = "model.weights.h5"
@@ -41,7 +41,7 @@ class StoredArray:
     name: str  # the layers' names, from the outermost, and an index
     num: int  # the number of arrays of this layer
     path: Path  # the file
-    numbers: Numbers
+    numbers: StoredNumbers
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ def opened_weights(path: Path) -> Iterator[list[StoredArray]]:
             content: Any = stack.enter_context(_Archive(path))
             if path.suffix == ".keras":
                 content = stack.enter_context(_member(content))
-            bounded = Content(content)
+            bounded = FileBytes(content)
             bounded.check_root()
             file = stack.enter_context(h5py.File(content, "r"))
             index = _Index(path, bounded).of(file.id)
@@ -95,13 +95,9 @@ def _readable(path: Path) -> Iterator[None]:
         kind = CheckpointError if is_of_system else DamagedError
         raise kind(message(must, error.strerror or str(error), attempt)) from error
     except Exception as error:  # the libraries raise errors of many types
-        raise DamagedError(message(must, _reason(error), attempt)) from error
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ValueError | zipfile.BadZipFile):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
+        is_worded = isinstance(error, ValueError | zipfile.BadZipFile)
+        received = str(error) if is_worded else f"{type(error).__name__}: {error}"
+        raise DamagedError(message(must, received, attempt)) from error
 
 
 # ---- the bytes of a file ----
@@ -187,7 +183,7 @@ def _decompressed(content: Any, path: Any) -> Any:
 class _Index:
     """Finds the weights in a file: a bounded number of objects, each once, by its address."""
 
-    def __init__(self, path: Path, content: Content):
+    def __init__(self, path: Path, content: FileBytes):
         self._path = path
         self._content = content
         self._addresses: set[int] = set()
@@ -231,7 +227,7 @@ class _Index:
             dataset = self._open(values, child, address)
             if not isinstance(dataset, h5d.DatasetID):
                 raise ValueError(f"{name} is not an array")
-            numbers = Numbers(name, dataset, self._content)
+            numbers = StoredNumbers(name, dataset, self._content)
             self._found.append(StoredArray(name, len(children), self._path, numbers))
 
     def _children(self, group: Any) -> dict[str, int]:
@@ -247,10 +243,11 @@ class _Index:
         self._num_links += len(links)
         if len(links) > left:
             raise ValueError(f"more than {_MOST_LINKS} objects")
-        for name, kind, _ in links:
+        addresses = {}
+        for name, kind, address in links:
             if kind != h5l.TYPE_HARD:
                 raise ValueError(f"{name.decode()!r} is a link, and is not stored in this file")
-        addresses = {_printable(name.decode()): address for name, _, address in links}
+            addresses[_printable(name.decode())] = address
         return {name: addresses[name] for name in sorted(addresses, key=in_numbers)}
 
     def _open(self, group: Any, name: str, address: int) -> Any:

@@ -222,9 +222,7 @@ def parsed(kind: Any, value: Any) -> Any:
         return kind(**{name: parsed(field, value[name]) for name, field in fields if name in value})
     if origin is dict:
         return {key: parsed(of[1], part) for key, part in value.items()}
-    if origin is list:
-        return [parsed(of[0], part) for part in value]
-    if origin is tuple:
-        kinds = of[:1] * len(value) if of[-1] is ... else of
-        return tuple(parsed(kind, part) for kind, part in zip(kinds, value, strict=True))
+    if origin in (list, tuple):
+        kinds = of if origin is tuple and of[-1] is not ... else of[:1] * len(value)
+        return origin(parsed(kind, part) for kind, part in zip(kinds, value, strict=True))
     return value

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,7 +17,7 @@ _KERAS = (".keras", ".h5")
 _MOST = 3  # the most folders that a line names
 
 
-class Kind(StrEnum):
+class PathKind(StrEnum):
     """The kind of a path that is not the folder of a run, as a noun."""
 
     STEP = "a checkpoint"
@@ -38,7 +37,7 @@ class OtherPath:
         checkpoint: the checkpoint of which it is a part; "" if it is no part of one.
     """
 
-    kind: Kind
+    kind: PathKind
     folder: str = ""
     checkpoint: str = ""
 
@@ -50,20 +49,19 @@ def other_path(path: Location) -> OtherPath | None:
     """Return the kind of a path or address that is not the folder of a run; None if it may be one.
 
     >>> other_path("s3://bucket/runs/a/step-00000012")
-    OtherPath(kind=<Kind.STEP: 'a checkpoint'>, folder='s3://bucket/runs/a', checkpoint='')
+    OtherPath(kind=<PathKind.STEP: 'a checkpoint'>, folder='s3://bucket/runs/a', checkpoint='')
     >>> other_path("s3://bucket/runs/a")
     """
     if is_remote(path):
         return _in_store(path)
     here = Path(str(path))
-    found = _in_checkpoint(Path(os.path.realpath(here))) or _in_checkpoint(here)
-    if found is not None:
-        return found
+    if other := _in_checkpoint(Path(os.path.realpath(here))) or _in_checkpoint(here):
+        return other
     # also a name of a file that does not exist yet
     if here.suffix in _KERAS and not os.path.isdir(here):
-        return OtherPath(Kind.KERAS)
+        return OtherPath(PathKind.KERAS)
     # not is_file, which raises an error of the disk
-    return OtherPath(Kind.FILE) if os.path.isfile(here) else None
+    return OtherPath(PathKind.FILE) if os.path.isfile(here) else None
 
 
 def check_run_folder(path: Location) -> None:
@@ -71,30 +69,28 @@ def check_run_folder(path: Location) -> None:
     path = as_location(path)
     if (other := other_path(path)) is not None:
         must = "The checkpoints of a run need a folder of their own."
-        is_of_run = other.folder != ""
-        resume = f"{other.folder}, to resume that run; or another folder."
-        attempt = resume if is_of_run else 'a folder: "runs/a".'
+        attempt = 'a folder: "runs/a".'
+        if other.folder:
+            attempt = f"{other.folder}, to resume that run; or another folder."
         raise SpecificationError(message(must, f"{path}, {other}", attempt))
 
 
 def reading(path: Location) -> tuple[str, str] | None:
-    """Return (received, attempt) for a path without a checkpoint; None if nothing is known of
-    it.
-    """
+    """Return (received, attempt) for a path without a checkpoint; None for an ordinary path."""
     path = as_location(path)
     other = other_path(path)
     inside = runs_inside(path)
     if inside and other is None:
         return f"{path}, which has no checkpoint itself", f"{' or '.join(inside)}."
-    if other is None or (other.kind is Kind.STEP and not os.path.islink(str(path))):
+    if other is None or (other.kind is PathKind.STEP and not os.path.islink(str(path))):
         return None
     ways = {
-        Kind.STEP: os.path.realpath(str(path)),
-        Kind.BAD: other.folder,
-        Kind.RENAMED: "name it as it was, by its step: step-00000012",
-        Kind.PART: other.checkpoint,
-        Kind.FILE: "the folder that was passed to fit",
-        Kind.KERAS: "ws.load_weights(model, path) for its weights",
+        PathKind.STEP: os.path.realpath(str(path)),
+        PathKind.BAD: other.folder,
+        PathKind.RENAMED: "name it as it was, by its step: step-00000012",
+        PathKind.PART: other.checkpoint,
+        PathKind.FILE: "the folder that was passed to fit",
+        PathKind.KERAS: "ws.load_weights(model, path) for its weights",
     }
     return f"{path}, {other}", f"{ways[other.kind]}."
 
@@ -113,38 +109,32 @@ def runs_inside(path: Location) -> list[str]:
 def _in_store(address: str) -> OtherPath | None:
     start, _, key = address.rstrip("/").partition("://")
     whole = PurePosixPath(key)
-    for each in _upwards(whole):
-        if (match := _NAME.fullmatch(each.name)) and len(each.parts) > 1:
-            is_part = each != whole
-            return _of(match[1], f"{start}://{each}" if is_part else "", f"{start}://{each.parent}")
-    return OtherPath(Kind.KERAS) if whole.suffix in _KERAS else None
+    for path in (whole, *whole.parents):
+        if (match := _NAME.fullmatch(path.name)) and len(path.parts) > 1:
+            checkpoint = f"{start}://{path}" if path != whole else ""
+            return _of(match[1], checkpoint, f"{start}://{path.parent}")
+    return OtherPath(PathKind.KERAS) if whole.suffix in _KERAS else None
 
 
-def _in_checkpoint(path: Path) -> OtherPath | None:
-    for each in _upwards(path):
-        match = _NAME.fullmatch(each.name)
-        is_part = each != path
-        if (match and not is_part) or _is_checkpoint(each):
-            return _of(match[1] if match else "", str(each) if is_part else "", str(each.parent))
+def _in_checkpoint(whole: Path) -> OtherPath | None:
+    for path in (whole, *whole.parents):
+        match = _NAME.fullmatch(path.name)
+        if (match and path == whole) or _is_checkpoint(path):
+            checkpoint = str(path) if path != whole else ""
+            return _of(match[1] if match else "", checkpoint, str(path.parent))
     return None
 
 
 def _of(name: str, checkpoint: str, folder: str) -> OtherPath:
     if not name:
-        return OtherPath(Kind.PART if checkpoint else Kind.RENAMED, "", checkpoint)
-    kind = Kind.STEP if name == "step" else Kind.BAD
-    return OtherPath(Kind.PART if checkpoint else kind, folder, checkpoint)
+        return OtherPath(PathKind.PART if checkpoint else PathKind.RENAMED, "", checkpoint)
+    kind = PathKind.STEP if name == "step" else PathKind.BAD
+    return OtherPath(PathKind.PART if checkpoint else kind, folder, checkpoint)
 
 
-def _upwards(path: Path | PurePosixPath) -> Iterator[Path | PurePosixPath]:
-    yield path
-    yield from path.parents
-
-
-def _is_checkpoint(folder: Path | PurePosixPath) -> bool:
+def _is_checkpoint(path: Path) -> bool:
     """Whether a local folder holds the files of a checkpoint."""
-    held = Path(folder)
     with suppress(OSError):
-        has_manifest = (held / "manifest.json").is_file()
-        return has_manifest and any(next(held.glob(name), None) for name in _FILES)
+        has_manifest = (path / "manifest.json").is_file()
+        return has_manifest and any(next(path.glob(name), None) for name in _FILES)
     return False

@@ -1,6 +1,4 @@
-"""Where a run resumes: from the newest good checkpoint of a folder, from a restored one, or at the
-beginning.
-"""
+"""The point where a run resumes: the newest good checkpoint, a restored one, or the beginning."""
 
 import os
 import tempfile
@@ -49,16 +47,17 @@ from wholestep.errors import (
     tell,
 )
 from wholestep.model import Objective
+from wholestep.processes import Processes
 from wholestep.program import Options
 from wholestep.run import Run
 
 CheckSnapshot = Callable[[Snapshot], None]
-_WHAT = "looking for the checkpoint to resume from"
+CheckManifest = Callable[[Snapshot, Manifest], None]
 _GONE = "gone"
 
 
 @dataclass(frozen=True)
-class Found:
+class VerifiedCheckpoint:
     """A checkpoint that has been read and verified."""
 
     manifest: Manifest
@@ -69,14 +68,13 @@ class Found:
 
 def newest(
     common: SharedFolder,
-    check: Callable[[Snapshot, Manifest], None],
+    check: CheckManifest,
     *,
     sets_aside: bool,
     step: int | None = None,
     source: str = "",
-) -> Found | None:
-    """Return the newest checkpoint that is good in all processes; None if the folder has no
-    checkpoint.
+) -> VerifiedCheckpoint | None:
+    """Return the newest checkpoint that is good in all processes; None for a new folder.
 
     Args:
         check: raises a SpecificationError for a snapshot of another model or other data; gets
@@ -92,56 +90,72 @@ def newest(
     folder = common.folder
     together = common.together
     source = source or str(common.folders[-1].folder)
+    search = _Search(folder, together.share, check, sets_aside, step, source)
     what = f"reading checkpoints from {folder.folder}"
     together.all(partial(_check_any, folder), what)
-    aside: list[str] = []
-
-    def fits(manifest: Manifest) -> None:
-        arrays: dict[str, Numbers] = {
-            name: hollow(shape, DTYPES[dtype]) for name, (shape, dtype) in manifest.arrays.items()
-        }
-        check(Snapshot(arrays, manifest.facts, source), manifest)
-
-    def attempt(candidate: int) -> tuple[Found | None, str]:
-        """Return the checkpoint and ""; or None and the reason."""
-        path = folder.path(candidate)
-        try:
-            manifest, arrays = folder.read(candidate, fits, together.share)
-        except DamagedError as error:
-            if step is not None:
-                raise CheckpointError(f"{path} must be good. {error}") from error
-            return None, _GONE if isinstance(error, GoneError) else str(error)
-        return Found(manifest, Snapshot(arrays, manifest.facts, source), path, aside), ""
-
-    def set_aside(candidate: int, why: str) -> str:
-        return (folder.set_aside(candidate, why) if sets_aside else folder.path(candidate)).name
-
-    def listed() -> list[int]:
-        steps = together.first(folder.steps, what) if step is None else [step]
-        return [each for each in steps if each not in damaged]
-
     tried: list[int] = []
-    damaged: set[int] = set()
     # A writer may have removed a listed checkpoint after writing others.
-    while (steps := listed()) and steps != tried:
+    while (steps := together.first(search.left, what)) and steps != tried:
         tried = steps
-        newest_step = steps[0]
-        found, why = together.all(partial(attempt, newest_step), what)
+        candidate = steps[0]
+        checkpoint, why = together.all(partial(search.read, candidate), what)
         whys = [words for words in together.exchange.all_gather(why, what) if words]
         if not whys:
-            return found
+            return checkpoint
         if _GONE not in whys:
-            damaged.add(newest_step)
-            name = together.first(partial(set_aside, newest_step, whys[0]), what)
-            aside.append(f"{name} ({whys[0].rstrip('.')})")
+            search.damaged.add(candidate)
+            name = together.first(partial(search.set_aside, candidate, whys[0]), what)
+            search.aside.append(f"{name} ({whys[0].rstrip('.')})")
     if steps:
         must = f"Checkpoints that are listed in {folder.folder} must exist."
         raise CheckpointError(message(must, f"steps {steps}, all gone", "again."))
-    if aside:
+    if search.aside:
         must = f"At least one checkpoint in {folder.folder} must be good."
         try_next = "copy a good one there; or begin anew in another folder."
-        raise CheckpointError(message(must, "; ".join(aside), try_next))
+        raise CheckpointError(message(must, "; ".join(search.aside), try_next))
     return None
+
+
+@dataclass
+class _Search:
+    """The search for a good checkpoint of a folder, in one process; see `newest`."""
+
+    folder: Folder
+    share: tuple[int, int]
+    check: CheckManifest
+    sets_aside: bool
+    step: int | None
+    source: str
+    damaged: set[int] = field(default_factory=set)
+    aside: list[str] = field(default_factory=list)  # descriptions of damaged checkpoints
+
+    def left(self) -> list[int]:
+        """Return the steps that are not known to be damaged, newest first."""
+        steps = self.folder.steps() if self.step is None else [self.step]
+        return [step for step in steps if step not in self.damaged]
+
+    def read(self, step: int) -> tuple[VerifiedCheckpoint | None, str]:
+        """Return a checkpoint and ""; or None and the reason."""
+        path = self.folder.path(step)
+        try:
+            manifest, arrays = self.folder.read(step, self._check, self.share)
+        except DamagedError as error:
+            if self.step is not None:
+                raise CheckpointError(f"{path} must be good. {error}") from error
+            return None, _GONE if isinstance(error, GoneError) else str(error)
+        snapshot = Snapshot(arrays, manifest.facts, self.source)
+        return VerifiedCheckpoint(manifest, snapshot, path, self.aside), ""
+
+    def _check(self, manifest: Manifest) -> None:
+        arrays: dict[str, Numbers] = {
+            name: hollow(shape, DTYPES[dtype]) for name, (shape, dtype) in manifest.arrays.items()
+        }
+        self.check(Snapshot(arrays, manifest.facts, self.source), manifest)
+
+    def set_aside(self, step: int, why: str) -> str:
+        """Rename a damaged checkpoint, if asked, and return its name."""
+        path = self.folder.set_aside(step, why) if self.sets_aside else self.folder.path(step)
+        return path.name
 
 
 def _check_any(folder: Folder) -> None:
@@ -157,7 +171,7 @@ def read_one(
     path: str | os.PathLike[str],
     check: Callable[[Snapshot], None],
     model: keras.Model | None = None,
-) -> Found:
+) -> VerifiedCheckpoint:
     """Return the checkpoint at a path, or the newest good one in it (see `newest`).
 
     Damaged ones stay in place; a line on the error output names those that are newer.
@@ -166,51 +180,51 @@ def read_one(
         model: whose optimizer must be of the saved kind; None for any.
     """
     if not isinstance(path, str | os.PathLike) or path == "":
-        attempt = (
-            "its folder: checkpoints.folder." if isinstance(path, Checkpoints) else '"runs/a".'
-        )
         must = "path must be the path of a checkpoint, or of a folder with one."
+        attempt = '"runs/a".'
+        if isinstance(path, Checkpoints):
+            attempt = "its folder: checkpoints.folder."
         raise SpecificationError(message(must, shown(path), attempt))
     source, step = find(path)
     processes = connect()
 
-    def check_found(snapshot: Snapshot, manifest: Manifest) -> None:
+    def check_saved(snapshot: Snapshot, manifest: Manifest) -> None:
         RunFacts.of(snapshot)
         if model is not None:
             _check_optimizer(snapshot, manifest, model)
         check(snapshot)
 
-    def read(folder: Folder) -> Found | None:
+    def read(folder: Folder) -> VerifiedCheckpoint | None:
         common = SharedFolder(folder, processes)
-        address = str(source.folder)
-        return newest(common, check_found, sets_aside=False, step=step, source=address)
+        name = str(source.folder)
+        return newest(common, check_saved, sets_aside=False, step=step, source=name)
 
     with slowly(processes):
         if isinstance(source, Folder):
-            found = read(source)
+            checkpoint = read(source)
         else:
-            if processes.count > 1:
-                must = "Several processes restore from a folder that all hosts see."
-                way = f"wholestep checkpoint copy {source.folder} FOLDER, and restore(FOLDER)."
-                raise SpecificationError(message(must, source.folder, way))
+            _check_alone(source, processes)
             steps = source.steps if step is None else lambda: [step]
             with _copied(source, steps) as folder:
-                found = None if folder is None else read(folder)
-    if found is None:
-        must = "The path must be a good checkpoint, or a folder with one."
-        usual = _lacking(source), "the folder that was passed to fit."
-        received, attempt = reading(source.folder) or usual
-        raise CheckpointError(message(must, received, attempt))
-    if found.aside and processes.index == 0:
-        tell(f"wholestep: reads {found.path}; newer ones are damaged: {', '.join(found.aside)}")
-    return found
+                checkpoint = None if folder is None else read(folder)
+    if checkpoint is None:
+        raise _no_checkpoint(source)
+    if checkpoint.aside and processes.index == 0:
+        names = ", ".join(checkpoint.aside)
+        tell(f"wholestep: reads {checkpoint.path}; newer ones are damaged: {names}")
+    return checkpoint
+
+
+def _check_alone(store: Store, processes: Processes) -> None:
+    if processes.count > 1:
+        must = "Several processes restore from a folder that all hosts see."
+        way = f"wholestep checkpoint copy {store.folder} FOLDER, and restore(FOLDER)."
+        raise SpecificationError(message(must, store.folder, way))
 
 
 @contextmanager
 def _copied(store: Store, steps: Callable[[], list[int]]) -> Iterator[Folder | None]:
-    """Context with a temporary copy of the first good checkpoint of these steps; None if none is
-    good.
-    """
+    """Context with a copy of the first good checkpoint of these steps; None if none is good."""
     must = f"A checkpoint in {store.folder} is read from a copy in a temporary folder."
     copy = f"wholestep checkpoint copy {store.folder} FOLDER"
     way = f"set TMPDIR to a folder with room; or {copy}, and pass FOLDER."
@@ -225,6 +239,12 @@ def _copied(store: Store, steps: Callable[[], list[int]]) -> Iterator[Folder | N
                 raise
             raise CheckpointError(message(must, error.args[0], way)) from error
         yield None if step is None else folder
+
+
+def _no_checkpoint(source: CheckpointFolder) -> CheckpointError:
+    must = "The path must be a good checkpoint, or a folder with one."
+    usual = _lacking(source), "the folder that was passed to fit."
+    return CheckpointError(message(must, *(reading(source.folder) or usual)))
 
 
 def _lacking(source: CheckpointFolder) -> str:
@@ -244,81 +264,79 @@ def _lacking(source: CheckpointFolder) -> str:
 class ResumePoint:
     """The point from which a call of `fit` or `steps` starts or resumes."""
 
-    asked: Checkpoints
+    checkpoints: Checkpoints
     run: Run
     common: SharedFolder
     call: str
     batches: Batches
     model: keras.Model
     check: CheckSnapshot  # raises a SpecificationError for a snapshot of another model
-    found: Found | None = None  # the checkpoint from which it resumes, if any
+    checkpoint: VerifiedCheckpoint | None = None  # the checkpoint from which it resumes, if any
     content: dict[str, str] = field(default_factory=dict)  # digests of the call's data
     # that the scripts of the run set, by optimizer
     rates: dict[str, float] = field(default_factory=dict)
-    _words_of_rates: list[str] = field(default_factory=list)
-    _given_up: int = 0  # updates of this process that are in no checkpoint
+    _changed_rates: list[str] = field(default_factory=list)
+    _num_discarded: int = 0  # updates of this process that are in no checkpoint
 
     def find(self) -> int:
-        """Restore the run to its starting point, and return the step of that checkpoint, 0 for a
-        beginning.
-        """
-        self.content, self.rates = content_of(self.batches), rates_of(self.model)
-        if self.asked.learning_rate is not None and "optimizer" not in self.rates:
+        """Restore the run to its starting point; return its checkpoint's step, 0 for a new run."""
+        self.content = content_of(self.batches)
+        self.rates = rates_of(self.model)
+        rate = self.checkpoints.learning_rate
+        if rate is not None and "optimizer" not in self.rates:
             must = "learning_rate needs an optimizer with a constant learning rate."
-            raise SpecificationError(
-                message(must, "a schedule, or no optimizer", "change the schedule itself.")
-            )
+            attempt = "change the schedule itself."
+            raise SpecificationError(message(must, "a schedule, or no optimizer", attempt))
         step = self._find()
-        if (rate := self.asked.learning_rate) is not None and rate != self._given.get("optimizer"):
+        if rate is not None and rate != self._saved_rates.get("optimizer"):
             variable = rate_variable(self.model.optimizer)
             assert variable is not None
-            self._words_of_rates = [f"learning rate {rate}, as asked ({value_of(variable)} before)"]
+            self._changed_rates = [f"learning rate {rate}, as asked ({value_of(variable)} before)"]
             variable.assign(rate)
             self.rates["optimizer"] = rate
         return step
 
     def _find(self) -> int:
         run = self.run
-        together = self.common.together
-        if self.asked.resume:
+        resumes = self.checkpoints.resume
+        if resumes:
             self.common.pull()
         # restored by hand: it resumes from there
-        if not self.asked.resume or run.restored is not None:
-            together.all(self._check_folder, _WHAT)
-            return run.number if self.asked.resume else 0
-        self.found = found = newest(self.common, self._check_found, sets_aside=True)
-        if found is None:
+        if not resumes or run.restored is not None:
+            what = "looking for the checkpoint to resume from"
+            self.common.together.all(self._check_folder, what)
+            return run.number if resumes else 0
+        self.checkpoint = checkpoint = newest(self.common, self._check_saved, sets_aside=True)
+        if checkpoint is None:
             return 0
-        self._given_up = run.number - found.snapshot.facts["number"]
-        run.restore(found.snapshot)
-        asked = dict(self.rates)
-        if self.asked.learning_rate is not None:
-            asked.pop("optimizer")
-        self._words_of_rates = unused_rates(found, asked, rates_of(self.model))
-        self.rates |= self._given
-        return found.manifest.step
+        self._num_discarded = run.number - checkpoint.snapshot.facts["number"]
+        run.restore(checkpoint.snapshot)
+        set_here = dict(self.rates)
+        if self.checkpoints.learning_rate is not None:
+            set_here.pop("optimizer")
+        self._changed_rates = unused_rates(checkpoint, set_here, rates_of(self.model))
+        self.rates |= self._saved_rates
+        return checkpoint.manifest.step
 
     def _check_folder(self) -> None:
-        """Refuse a folder with checkpoints, for a run that does not resume from the newest of
-        them.
-        """
-        for folder in self.common.folders if not self.asked.resume else []:
-            if (steps := folder.steps()) or folder.bad():
-                must = "resume=False begins anew in an empty folder."
-                attempt = "another folder; or leave resume out, to resume."
-                raise CheckpointError(
-                    message(must, f"{len(steps)} checkpoints in {folder.folder}", attempt)
-                )
+        """Refuse checkpoints of other runs; the run does not resume from the newest of them."""
+        if not self.checkpoints.resume:
+            for folder in self.common.folders:
+                steps = folder.steps()
+                if steps or folder.bad():
+                    must = "resume=False begins anew in an empty folder."
+                    received = f"{len(steps)} checkpoints in {folder.folder}"
+                    attempt = "another folder; or leave resume out, to resume."
+                    raise CheckpointError(message(must, received, attempt))
+            return
         steps = self.common.folder.steps()
-        number = self.run.number
-        if self.asked.resume and steps and steps[0] != number:
+        if steps and steps[0] != self.run.number:
             must = "A manually restored run must save to a folder without other checkpoints."
-            received = f"update {number}, and step {steps[0]} in {self.asked.folder}"
-            raise SpecificationError(
-                message(must, received, "another folder; or do not restore by hand.")
-            )
+            received = f"update {self.run.number}, and step {steps[0]} in {self.checkpoints.folder}"
+            attempt = "another folder; or do not restore by hand."
+            raise SpecificationError(message(must, received, attempt))
 
-    def _check_found(self, snapshot: Snapshot, manifest: Manifest) -> None:
+    def _check_saved(self, snapshot: Snapshot, manifest: Manifest) -> None:
         """Refuse other data, another optimizer and another model, before anything changes."""
         facts = RunFacts.of(snapshot)
         if facts.place.call:
@@ -329,37 +347,36 @@ class ResumePoint:
         self.check(snapshot)
 
     @property
-    def _given(self) -> dict[str, float]:
+    def _saved_rates(self) -> dict[str, float]:
         """The learning rates that the script of the saved run set."""
-        return {} if self.found is None else self.found.manifest.rest.get("rates") or {}
+        return {} if self.checkpoint is None else self.checkpoint.manifest.rest.get("rates") or {}
 
-    def told_of_others(self) -> str:
-        """Return the line of a new run that names other runs in subfolders; "" if there are
-        none.
-        """
-        folder = self.asked.folder
-        is_new = self.found is None and self.run.restored is None and self.asked.resume
-        inside = runs_inside(folder) if is_new else []
-        others = ", ".join(inside)
-        return f"wholestep: begins anew in {folder}; other runs are in {others}" if inside else ""
+    def others_message(self) -> str:
+        """Return the line of a new run that names other runs in subfolders; "" for none."""
+        folder = self.checkpoints.folder
+        is_new = self.checkpoint is None and self.run.restored is None and self.checkpoints.resume
+        if is_new and (inside := runs_inside(folder)):
+            return f"wholestep: begins anew in {folder}; other runs are in {', '.join(inside)}"
+        return ""
 
-    def told(self, script: "Script", watch: CallbackRunner | None, span: "Span") -> str:
-        """Return the line with the checkpoint from which the run resumes, and the differences to
-        the saved run.
-        """
-        found = self.found
+    def resume_message(self, script: "Script", watch: CallbackRunner | None, span: "Span") -> str:
+        """Return the line with the checkpoint of a resumed run, and what differs from that run."""
+        checkpoint = self.checkpoint
         place = self.run.place
-        assert found is not None
-        told = [f"wholestep: resumes from {found.path}, after update {self.run.number}"]
-        told[0] += f" (epoch {place.epoch + 1}, batch {place.done})" if place.call else ""
-        if complete := span.told_if_complete(self.run):
-            told = [complete]
-        told += span.told_if_unused(self.run)
-        told += [f"discarded: {self._given_up} later updates"] if self._given_up > 0 else []
-        told += [f"set aside: {', '.join(found.aside)}"] if found.aside else []
-        kept = found.snapshot.facts["also"]
-        anew = [name for name in self.asked.also or () if name not in kept]
-        return "; ".join(told + differences_of(found, script, self._words_of_rates, anew, watch))
+        assert checkpoint is not None
+        where = f" (epoch {place.epoch + 1}, batch {place.done})" if place.call else ""
+        resumed = (
+            f"wholestep: resumes from {checkpoint.path}, after update {self.run.number}{where}"
+        )
+        parts = [span.complete_message(self.run) or resumed, *span.unused_message(self.run)]
+        if self._num_discarded > 0:
+            parts.append(f"discarded: {self._num_discarded} later updates")
+        if checkpoint.aside:
+            parts.append(f"set aside: {', '.join(checkpoint.aside)}")
+        saved = checkpoint.snapshot.facts["also"]
+        anew = [name for name in self.checkpoints.also or () if name not in saved]
+        parts += differences_of(checkpoint, script, self._changed_rates, anew, watch)
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -369,11 +386,12 @@ class Span:
     num: int
     begin: int = 0
 
-    def told_if_complete(self, run: Run) -> str:
+    def complete_message(self, run: Run) -> str:
         """Return the line about a resumed run that is complete in this call; "" if it is not."""
         if run.restored is None or not run.place.call:
             return ""
-        epoch, (is_over, has_stopped) = run.place.epoch + 1, _end_of_epoch(run, run.restored)
+        is_over, has_stopped = _end_of_epoch(run, run.restored)
+        epoch = run.place.epoch + 1
         if epoch < self.num + (not is_over) and not has_stopped:
             return ""
         where = f"epoch {epoch}"
@@ -381,10 +399,11 @@ class Span:
         where += "" if is_over else f", batch {run.place.done}"
         where += ", where a callback stopped it" if has_stopped and epoch < self.num else ""
         way = "use another folder" if has_stopped else "raise epochs, or use another folder"
-        held = f"the run in {run.restored.source}" if run.restored.source else "the restored run"
-        return f"wholestep: {held} is complete ({where}): nothing was trained (to train, {way})"
+        source = run.restored.source
+        name = f"the run in {source}" if source else "the restored run"
+        return f"wholestep: {name} is complete ({where}): nothing was trained (to train, {way})"
 
-    def told_if_unused(self, run: Run) -> list[str]:
+    def unused_message(self, run: Run) -> list[str]:
         """Return the description of an `initial_epoch` to which a resumed run has not come."""
         if run.restored is None or not run.place.call:
             return []
@@ -394,9 +413,7 @@ class Span:
 
 
 def _end_of_epoch(run: Run, snapshot: Snapshot) -> tuple[bool, bool]:
-    """Return whether a run's epoch is over, for all callbacks, and whether one of them stopped
-    it.
-    """
+    """Return whether a run's epoch is over for all callbacks, and whether one stopped it."""
     place = run.place
     if place.call != "fit":
         return run.data.position[0] != place.began, False
@@ -416,7 +433,7 @@ class Script:
 
 
 def differences_of(
-    found: Found,
+    checkpoint: VerifiedCheckpoint,
     script: Script,
     rates: list[str],
     anew: list[str],
@@ -428,43 +445,51 @@ def differences_of(
         rates: descriptions of learning rates; see `unused_rates`.
         anew: the names of further state that starts anew.
     """
-    rest = found.manifest.rest
-    facts = found.snapshot.facts
-    otherwise = differences(rest.get("run") or {}, script.environment)
-    told = [f"changed environment: {otherwise}"] if otherwise else []
+    facts = checkpoint.snapshot.facts
+    rest = checkpoint.manifest.rest
+    parts = list(rates)
+    environment = differences(rest.get("run") or {}, script.environment)
     changed = changed_settings(rest.get("settings") or script.settings, script.settings)
     if watch is not None:
-        state = from_json(facts["also"].get("callbacks"), found.snapshot.arrays)
+        state = from_json(facts["also"].get("callbacks"), checkpoint.snapshot.arrays)
         changed += watch.changes(state)
         anew = anew + watch.unknown
     anew = anew + [path for path in script.own if path not in (facts.get("own") or {})]
-    told += [*rates, f"changed settings: {', '.join(changed)}"] if changed else rates
-    return [*told, f"starts anew: {', '.join(anew)}"] if anew else told
+    if environment:
+        parts.insert(0, f"changed environment: {environment}")
+    if changed:
+        parts.append(f"changed settings: {', '.join(changed)}")
+    if anew:
+        parts.append(f"starts anew: {', '.join(anew)}")
+    return parts
 
 
-def unused_rates(found: Found, script: dict[str, float], now: dict[str, float]) -> list[str]:
+def unused_rates(
+    checkpoint: VerifiedCheckpoint, script: dict[str, float], now: dict[str, float]
+) -> list[str]:
     """Describe the learning rates that a script sets, and that are not used.
 
     Args:
         script: the rates that this script has set, by optimizer.
         now: the restored rates.
     """
-    before = found.manifest.rest.get("rates") or {}
-    known = {name: (before.get(name, now[name]), now[name]) for name in script}
-    others = {name: rate for name, rate in script.items() if rate not in known[name]}
-    return [_unused(name, rate, now[name]) for name, rate in others.items()]
+    before = checkpoint.manifest.rest.get("rates") or {}
+    return [
+        _unused(name, rate, now[name])
+        for name, rate in script.items()
+        if rate not in (before.get(name, now[name]), now[name])
+    ]
 
 
 def changed_since(
-    found: Found,
+    checkpoint: VerifiedCheckpoint,
     model: keras.Model,
     objective: Objective,
     options: Options,
     own: Iterable[str],
     rates: dict[str, float],
 ) -> str:
-    """Return the line with the differences to a run that was restored by hand; "" if there are
-    none.
+    """Return the line with the differences to a manually restored run; "" without any.
 
     Args:
         own: the paths of the engine's own variables.
@@ -472,8 +497,8 @@ def changed_since(
     """
     here = environment(model, num_replicas(model, options.replicas), connect().count, options)
     script = Script(here, settings_of_script(model, objective, options), own)
-    told = differences_of(found, script, unused_rates(found, rates, rates_of(model)), [])
-    return "; ".join([f"wholestep: restored {found.path}", *told]) if told else ""
+    parts = differences_of(checkpoint, script, unused_rates(checkpoint, rates, rates_of(model)), [])
+    return "; ".join([f"wholestep: restored {checkpoint.path}", *parts]) if parts else ""
 
 
 def settings_of_script(
@@ -503,11 +528,10 @@ def _check_optimizer(snapshot: Snapshot, manifest: Manifest, model: keras.Model)
 
 def _unused(name: str, rate: float, now: float) -> str:
     """Return the line that says that the script's learning rate is not used."""
-    is_main = name == "optimizer"
-    told = f"learning rate{'' if is_main else f' of {name}'} {now}, as saved"
-    way = (
-        f"pass Checkpoints(folder, learning_rate={rate})"
-        if is_main
-        else "assign it in on_train_begin"
-    )
-    return f"{told} (here: {rate}, which is not used; to use it, {way})"
+    if name == "optimizer":
+        line = f"learning rate {now}, as saved"
+        way = f"pass Checkpoints(folder, learning_rate={rate})"
+    else:
+        line = f"learning rate of {name} {now}, as saved"
+        way = "assign it in on_train_begin"
+    return f"{line} (here: {rate}, which is not used; to use it, {way})"

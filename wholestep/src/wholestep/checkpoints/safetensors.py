@@ -274,9 +274,9 @@ def _check_grid(leaves: list[Leaf]) -> None:
         raise DamagedError(f"The pieces of {name} must fill {whole} once. They do not.")
 
 
-def _check(name: str, found: str, known: str) -> None:
-    if found != known:
-        raise DamagedError(f"{name} must have the digest {known}. It has {found}.")
+def _check(name: str, digest: str, expected: str) -> None:
+    if digest != expected:
+        raise DamagedError(f"{name} must have the digest {expected}. It has {digest}.")
 
 
 def _bytes_of(array: np.ndarray) -> Any:

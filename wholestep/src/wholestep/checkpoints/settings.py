@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from wholestep.checkpoints.address import Location, as_location, is_remote
 from wholestep.checkpoints.folder import Folder
-from wholestep.checkpoints.manifest import Manifest
+from wholestep.checkpoints.manifest import Manifest, parsed
 from wholestep.checkpoints.position import Stateful
 from wholestep.checkpoints.store import CheckpointFolder, find
 from wholestep.checks import count, is_count, is_number
@@ -97,38 +97,35 @@ class Checkpoints:
         if self.local is not None:
             if not is_store:
                 must = "local is the local folder of checkpoints with a remote address."
-                raise SpecificationError(
-                    message(must, f"the folder {self.folder}", "leave it out.")
-                )
+                received = f"the folder {self.folder}"
+                raise SpecificationError(message(must, received, "leave it out."))
             object.__setattr__(self, "local", Folder(self.local).folder)
-        if self.every_steps is not None:
-            count("every_steps", self.every_steps, "every_steps=100, or leave it out.")
+        self._check_numbers()
+        _check_best(self.keep_best)
+        if not isinstance(self.resume, bool):
+            must = "resume must be True or False."
+            raise SpecificationError(message(must, shown(self.resume), "leave it out."))
+        _check_also({} if self.also is None else self.also)
+
+    def _check_numbers(self) -> None:
         count("keep", self.keep, "keep=3.")
-        if self.keep_period is not None:
-            count("keep_period", self.keep_period, "keep_period=1000, or leave it out.")
+        for name, example in (("every_steps", 100), ("keep_period", 1000)):
+            if getattr(self, name) is not None:
+                count(name, getattr(self, name), f"{name}={example}, or leave it out.")
         for name in ("every_seconds", "keep_seconds"):
             seconds = getattr(self, name)
             if seconds is not None and not (is_number(seconds) and seconds > 0):
-                raise SpecificationError(
-                    message(f"{name} must be above 0.", shown(seconds), "600, or None.")
-                )
-        if self.keep_best is not None:
-            _check_best(self.keep_best)
-        if not isinstance(self.resume, bool):
-            raise SpecificationError(
-                message("resume must be True or False.", shown(self.resume), "leave it out.")
-            )
+                must = f"{name} must be above 0."
+                raise SpecificationError(message(must, shown(seconds), "600, or None."))
         rate = self.learning_rate
-        if rate is not None and not (is_number(rate) and 0 <= rate < float("inf")):
+        if rate is not None and not (is_number(rate) and 0 <= rate < math.inf):
             must = "learning_rate must be at least 0."
             raise SpecificationError(message(must, shown(rate), "1e-3, or leave it out."))
-        if self.also is not None:
-            _check_also(self.also)
 
     @classmethod
-    def of(cls, given: "str | os.PathLike[str] | Checkpoints | None") -> "Checkpoints | None":
+    def of(cls, value: "str | os.PathLike[str] | Checkpoints | None") -> "Checkpoints | None":
         """Return a call's argument `checkpoints`; a path means the defaults in that folder."""
-        return given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
+        return value if value is None or isinstance(value, cls) else cls(value)  # type: ignore[arg-type]
 
     @property
     def best(self) -> Path | str:
@@ -142,47 +139,55 @@ class Checkpoints:
             must = "The best checkpoint needs a metric."
             raise SpecificationError(message(must, "no keep_best", 'keep_best=("val_loss", 1).'))
         folder, _ = find(self.folder)
-        if not (ordered := best_first(values_of(folder, self.keep_best[0]))):
-            must = (
-                "The best checkpoint must have been saved at an epoch's end with "
-                f"{self.keep_best[0]}."
-            )
+        name = self.keep_best[0]
+        ordered = best_first(values_of(folder, name))
+        if not ordered:
+            must = f"The best checkpoint must have been saved at an epoch's end with {name}."
             raise CheckpointError(message(must, f"none in {self.folder}", "train with keep_best."))
         return folder.path(ordered[0])
 
 
-def _check_best(asked: object) -> None:
-    parts = asked if isinstance(asked, tuple | list) else ()
+def _check_best(best: object) -> None:
+    if best is None:
+        return
+    parts = best if isinstance(best, tuple | list) else ()
     is_good = len(parts) in (2, 3) and isinstance(parts[0], str) and is_count(parts[1])
     if not is_good or (len(parts) == 3 and parts[2] not in _MODES):
         must = (
             "keep_best must be a name, a number of at least 1, and perhaps a mode (auto, min "
             "or max)."
         )
-        raise SpecificationError(message(must, shown(asked), '("val_loss", 2).'))
+        raise SpecificationError(message(must, shown(best), '("val_loss", 2).'))
 
 
 def _check_also(also: object) -> None:
     if not isinstance(also, Mapping) or not all(isinstance(name, str) for name in also):
-        raise SpecificationError(
-            message("also must be a dict of objects by name.", shown(also), '{"name": object}.')
-        )
-    for name, held in also.items():
+        must = "also must be a dict of objects by name."
+        raise SpecificationError(message(must, shown(also), '{"name": object}.'))
+    for name, stateful in also.items():
         if name == "callbacks":
             must = "The name callbacks is reserved: callbacks are saved with a run."
             raise SpecificationError(message(must, "also={'callbacks': ...}", "another name."))
-        if not all(callable(getattr(held, verb, None)) for verb in ("get_state", "set_state")):
+        verbs = (getattr(stateful, verb, None) for verb in ("get_state", "set_state"))
+        if not all(map(callable, verbs)):
             must = f"{name} must have get_state() and set_state(state)."
-            raise SpecificationError(
-                message(must, type(held).__name__, "give its class these two methods.")
-            )
+            attempt = "give its class these two methods."
+            raise SpecificationError(message(must, type(stateful).__name__, attempt))
 
 
-# ---- the checkpoints to keep: the newest, the best, one of each period, and those of the last time
-# ----
+# ---- the checkpoints to keep: the newest, the best, one of each period, the recent ----
 
 RULES = "keep", "keep_period", "keep_seconds", "keep_best"
 TIME = "%Y-%m-%dT%H:%M:%S%z"  # the format of an entry of a manifest
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """The entry of a manifest with the metric of its epoch."""
+
+    name: str
+    number: float
+    mode: str
 
 
 class Value(NamedTuple):
@@ -201,33 +206,26 @@ def best_first(values: Mapping[int, Value]) -> list[int]:
     >>> best_first({4: Value(0.5, "max"), 8: Value(0.3, "max")})
     [4, 8]
     """
-    known = [
-        (number if mode == "min" else -number, step) for step, (number, mode) in values.items()
-    ]
-    return [step for number, step in sorted(known) if not math.isnan(number)]
+    keys = [(-value if mode == "max" else value, step) for step, (value, mode) in values.items()]
+    return [step for value, step in sorted(keys) if not math.isnan(value)]
 
 
-def to_remove(folder: CheckpointFolder, asked: Checkpoints, newest: int) -> list[int]:
+def to_remove(folder: CheckpointFolder, rules: Checkpoints, newest: int) -> list[int]:
     """Return the steps that no rule keeps, of those up to `newest`, which has been verified."""
-    known = sorted(step for step in folder.steps() if step <= newest)
-    stay = {*known[-asked.keep :], newest}
-    if asked.keep_best is not None:
-        values = {
-            step: value
-            for step, value in values_of(folder, asked.keep_best[0]).items()
-            if step <= newest
-        }
-        stay |= {*best_first(values)[: asked.keep_best[1]]}
-    if asked.keep_period is not None:
-        stay |= first_of_periods(known, asked.keep_period)
-    if asked.keep_seconds is not None:
+    steps = sorted(step for step in folder.steps() if step <= newest)
+    stay = {*steps[-rules.keep :], newest}
+    if rules.keep_best is not None:
+        name, number, *_ = rules.keep_best
+        values = values_of(folder, name)
+        best = best_first({step: value for step, value in values.items() if step <= newest})
+        stay.update(best[:number])
+    if rules.keep_period is not None:
+        stay |= first_of_periods(steps, rules.keep_period)
+    if rules.keep_seconds is not None:
         times = {step: _seconds(manifest) for step, manifest in _manifests(folder).items()}
-        stay |= {
-            step
-            for step, seconds in times.items()
-            if times.get(newest, 0.0) - seconds <= asked.keep_seconds
-        }
-    return [step for step in known if step not in stay]
+        oldest = times.get(newest, 0.0) - rules.keep_seconds
+        stay.update(step for step, seconds in times.items() if seconds >= oldest)
+    return [step for step in steps if step not in stay]
 
 
 def first_of_periods(steps: Iterable[int], period: int) -> set[int]:
@@ -236,9 +234,8 @@ def first_of_periods(steps: Iterable[int], period: int) -> set[int]:
     >>> sorted(first_of_periods([5, 10, 15, 20, 32, 35, 48], 10))
     [10, 20, 32, 48]
     """
-    return {
-        *{step // period: step for step in sorted(steps, reverse=True) if step >= period}.values()
-    }
+    firsts = {step // period: step for step in sorted(steps, reverse=True) if step >= period}
+    return {*firsts.values()}
 
 
 def _seconds(manifest: Manifest) -> float:
@@ -248,23 +245,17 @@ def _seconds(manifest: Manifest) -> float:
     return 0.0
 
 
-def as_told(name: str, value: Value) -> dict[str, Any]:
+def entry_of(name: str, value: Value) -> dict[str, Any]:
     """Return the manifest entry of a checkpoint's value."""
-    return {_WATCHED: {"name": name, "number": value.number, "mode": value.mode}}
+    return {_WATCHED: {"name": name, **value._asdict()}}
 
 
 def value_in(manifest: Manifest, name: str | None = None) -> Value | None:
     """Return the value in a manifest; None if there is none of this name."""
-    told = manifest.rest.get(_WATCHED)
-    if not isinstance(told, dict) or (name is not None and told.get("name") != name):
-        return None
-    number = told.get("number")
-    mode = told.get("mode")
-    is_named = isinstance(told.get("name"), str)
-    if not is_named or not isinstance(number, int | float) or mode not in ("min", "max"):
-        return None
-    with suppress(OverflowError):
-        return Value(float(number), mode)
+    with suppress(TypeError, OverflowError):
+        watched = parsed(_Watched, manifest.rest.get(_WATCHED))
+        if name in (None, watched.name) and watched.mode in ("min", "max"):
+            return Value(float(watched.number), watched.mode)
     return None
 
 
@@ -276,8 +267,8 @@ def values_of(folder: CheckpointFolder, name: str) -> dict[int, Value]:
 
 def _manifests(folder: CheckpointFolder) -> dict[int, Manifest]:
     """Return the manifests of a folder's checkpoints by step, without damaged ones."""
-    found = {}
+    manifests = {}
     for step in folder.steps():
         with suppress(DamagedError):
-            found[step] = folder.manifest(step)
-    return found
+            manifests[step] = folder.manifest(step)
+    return manifests

@@ -256,14 +256,6 @@ class SharedFolder:
             call = partial(publish, self.folder, store, self._owner)
             self.together.first(call, f"copying checkpoints to {store.folder}")
 
-    def _push(self, step: int) -> None:
-        """Copy a checkpoint to the store, if there is one. After an error, the folder stays."""
-        if self.store is not None:
-            was_temporary = self.is_temporary
-            self.is_temporary = False
-            push(self.folder, step, self.store)
-            self.is_temporary = was_temporary
-
     def copies(self, room: CopyBuffers) -> Callable[[str, Any], Numbers]:
         """Return the function that copies arrays into a room, in writing order.
 
@@ -297,6 +289,22 @@ class SharedFolder:
                 own[name] = numbers
         return own
 
+    def _commit(self, token: str, manifest: Manifest, arrays: Arrays, *, replaces: bool) -> None:
+        """Commit a checkpoint of these arrays, and copy it to the store, if there is one."""
+        self._check_held()
+        expected = {name: (v.shape, check_dtype(name, v.dtype)) for name, v in arrays.items()}
+        if manifest.arrays != expected:
+            must = f"All arrays must be in the checkpoint of step {manifest.step}."
+            raise CheckpointError(f"{must} They are not.")
+        store = {} if self.store is None else {STORE: str(self.store.folder)}
+        manifest = replace(manifest, rest=manifest.rest | store)
+        self.folder.commit(token, manifest, replaces=replaces)
+        if self.store is not None:
+            was_temporary = self.is_temporary
+            self.is_temporary = False  # after an error, the folder stays
+            push(self.folder, manifest.step, self.store)
+            self.is_temporary = was_temporary
+
     def write(
         self,
         manifest: Manifest,
@@ -326,19 +334,11 @@ class SharedFolder:
             return {"files": files, "leaves": leaves}
 
         def commit() -> None:
-            self._check_held()
             files, leaves = (
                 list(chain(*part)) for part in zip(*map(parts, everyones), strict=True)
             )
-            store = {} if self.store is None else {STORE: str(self.store.folder)}
-            rest = manifest.rest | store
-            complete = replace(manifest, files=files, leaves=leaves, rest=rest)
-            expected = {k: (v.shape, check_dtype(k, v.dtype)) for k, v in arrays.items()}
-            if complete.arrays != expected:
-                must = f"All arrays must be in the checkpoint of step {manifest.step}."
-                raise CheckpointError(f"{must} They are not.")
-            self.folder.commit(token, complete, replaces=replaces)
-            self._push(manifest.step)
+            complete = replace(manifest, files=files, leaves=leaves)
+            self._commit(token, complete, arrays, replaces=replaces)
             then()
 
         try:

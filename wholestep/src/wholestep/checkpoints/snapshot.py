@@ -23,8 +23,10 @@ GROUPS = ("params", "slots", "buffers", "metrics")
 _ARRAY = "array"
 _BYTES = "bytes"  # {"array": name} in the JSON represents an array, {"bytes": name} bytes
 _WHOSE = {  # in errors
-    **{"params": "its model's weights are", "slots": "its optimizer's variables are"},
-    **{"buffers": "its model's variables that do not train are", "metrics": "its metrics are"},
+    "params": "its model's weights are",
+    "slots": "its optimizer's variables are",
+    "buffers": "its model's variables that do not train are",
+    "metrics": "its metrics are",
 }
 # JSON keeps these, but not their subclasses
 _PLAIN = (type(None), bool, int, float, str, np.float64, np.str_)
@@ -86,17 +88,14 @@ class RunFacts:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "RunFacts":
-        """Return the facts of a snapshot, with their arrays; a DamagedError if they belong to no
-        run.
-        """
+        """Return the facts of a snapshot with their arrays; a DamagedError if they are no run's."""
         try:
             facts: RunFacts = parsed(cls, from_json(snapshot.facts, snapshot.arrays))
             for group in GROUPS:
-                held = {name for name in snapshot.arrays if name.startswith(f"{group}/")}
-                if held != {f"{group}/{i}" for i in range(len(facts.paths[group]))}:
-                    raise ValueError(
-                        f"{len(held)} arrays of {group}, and {len(facts.paths[group])} paths"
-                    )
+                names = {name for name in snapshot.arrays if name.startswith(f"{group}/")}
+                num_paths = len(facts.paths[group])
+                if names != {f"{group}/{i}" for i in range(num_paths)}:
+                    raise ValueError(f"{len(names)} arrays of {group}, and {num_paths} paths")
             if "callbacks" in facts.also:
                 parsed(_Callbacks, facts.also["callbacks"]).check()
         except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -141,9 +140,7 @@ def to_json(value: Any, name: str, arrays: dict[str, Numbers], level: int = 0) -
 
 
 def _put_in(arrays: dict[str, Numbers], name: str, array: np.ndarray) -> str:
-    """Add an array by a unique name, and return the name: {"a/b": ..., "a": {"b": ...}} has the
-    same path twice.
-    """
+    """Add an array by a new name, and return it: of {"a/b": ..., "a": {"b": ...}} one path."""
     while name in arrays:
         name += "+"
     arrays[name] = array
@@ -170,15 +167,15 @@ def leaves_of(
     Raises:
         SpecificationError: the snapshot is of other variables: other numbers, shapes or names.
     """
-    kept: dict[str, list[Numbers]] = {name: [] for name in ("sums", "running", *groups)}
-    for name, arrays in kept.items():
+    leaves: dict[str, list[Numbers]] = {name: [] for name in ("sums", "running", *groups)}
+    for name, arrays in leaves.items():
         while (array := snapshot.arrays.get(f"{name}/{len(arrays)}")) is not None:
             arrays.append(array)
     for name, variables in groups.items():
-        _check_variables(snapshot, name, variables, kept[name])
-        for variable, array in zip(variables, kept[name], strict=False):
+        _check_variables(snapshot, name, variables, leaves[name])
+        for variable, array in zip(variables, leaves[name], strict=False):
             _check_fits(variable, array)
-    return kept
+    return leaves
 
 
 def _check_variables(
@@ -205,27 +202,18 @@ def _check_variables(
 
 
 def _check_fits(variable: keras.Variable, array: Numbers) -> None:
-    """Refuse integers that a variable cannot hold: engines keep seeds and counters in integers of
-    other sizes.
-    """
+    """Refuse integers that a variable cannot hold: engines keep seeds in various integers."""
     dtype = dtype_of(variable)
-    if isinstance(array, ShardedArray):  # floats: seeds and counters are not sharded
-        return
-    if (
-        dtype != array.dtype
-        and dtype.kind in "iu"
-        and not np.array_equal(array.astype(dtype), array)
-    ):
+    if isinstance(array, ShardedArray) or dtype == array.dtype or dtype.kind not in "iu":
+        return  # seeds and counters are not sharded
+    if not np.array_equal(array.astype(dtype), array):
         must = f"{variable.path} must be able to hold the saved numbers."
-        raise SpecificationError(
-            message(must, f"{array.dtype} numbers beyond {dtype}", "resume with the same engine.")
-        )
+        received = f"{array.dtype} numbers beyond {dtype}"
+        raise SpecificationError(message(must, received, "resume with the same engine."))
 
 
 def dtype_of(variable: keras.Variable) -> np.dtype:
-    """Return the numpy dtype of a variable; for a dtype that numpy lacks, the dtype of
-    ml_dtypes.
-    """
+    """Return the dtype of a variable in numpy, or in ml_dtypes where numpy lacks it."""
     name = keras.backend.standardize_dtype(variable.dtype)
     return np.dtype(getattr(ml_dtypes, name, name))
 
@@ -246,8 +234,7 @@ def _check_keys(value: Mapping[str, Any], name: str) -> None:
         raise SpecificationError(message(must, f"{strange or list(value)} in {name}", "str(key)."))
 
 
-# ---- the metrics of a snapshot, renamed to their names in this process: Keras numbers repeated
-# names ----
+# ---- the metrics of a snapshot, renamed: Keras numbers repeated names in a process ----
 
 # prefixes: of values that the model computes, of validation
 _BEFORE = re.compile(r"^(=?(?:val_)?)(.*)$", re.DOTALL)
@@ -264,33 +251,29 @@ def renamed(snapshot: Snapshot, here: Iterable[str]) -> Snapshot:
     if not names:
         return snapshot
 
-    def called(numbers: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        return (
-            None
-            if numbers is None
-            else {_name(name, names): value for name, value in numbers.items()}
-        )
+    def with_names(numbers: Mapping[str, Any]) -> dict[str, Any]:
+        return {_name(name, names): value for name, value in numbers.items()}
 
-    place = facts["place"]
+    place = dict(facts["place"])
+    for key in ("latest", "logs"):
+        if place[key] is not None:
+            place[key] = with_names(place[key])
+    layout = [[_name(name, names), shape] for name, shape in facts["layout"]]
+    changed = {"place": place, "layout": layout}
     also = facts["also"]
-    told = {
-        "layout": [[_name(name, names), shape] for name, shape in facts["layout"]],
-        "place": {**place, "latest": called(place["latest"]), "logs": called(place["logs"])},
-    }
     if "callbacks" in also:
-        seen: list[Any] = [[kind, dict(state)] for kind, state in also["callbacks"]["told"]]
-        for kind, state in seen:
+        states: list[Any] = [[kind, dict(state)] for kind, state in also["callbacks"]["told"]]
+        for kind, state in states:
             if kind == "History" and "history" in state:
-                state["history"] = called(state["history"])
+                state["history"] = with_names(state["history"])
             if columns := state.get(LOG, {}).get(COLUMNS):
                 state[LOG] = {**state[LOG], COLUMNS: [_name(column, names) for column in columns]}
-        told["also"] = {**also, "callbacks": {**also["callbacks"], "told": seen}}
-    return replace(snapshot, facts=facts | told)
+        changed["also"] = {**also, "callbacks": {**also["callbacks"], "told": states}}
+    return replace(snapshot, facts=facts | changed)
 
 
 def paired(before: Iterable[str], here: Iterable[str]) -> dict[str, str]:
-    """Return the changed names, from before to here; names that differ only in numbers are paired
-    in order.
+    """Return the changed names, from before to here, paired in the order of their numbers.
 
     >>> paired(["loss", "auc", "auc_1", "kl_1"], ["loss", "auc_1", "auc_2"])
     {'auc': 'auc_1', 'auc_1': 'auc_2'}
@@ -299,33 +282,33 @@ def paired(before: Iterable[str], here: Iterable[str]) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     by_words = _by_words(here)
-    for words, known in _by_words(before).items():
-        found = by_words.get(words, [])
-        if len(found) == len(known) and set(found) != set(known):
-            names |= dict(zip(known, found, strict=True))
+    for words, saved in _by_words(before).items():
+        named = by_words.get(words, [])
+        if len(named) == len(saved) and set(named) != set(saved):
+            names |= dict(zip(saved, named, strict=True))
     return names
 
 
 def _by_words(names: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_words: dict[str, list[str]] = {}
     for name in dict.fromkeys(_BEFORE.sub(r"\2", name) for name in names):
-        found.setdefault(plain(name), []).append(name)
-    return found
+        by_words.setdefault(plain(name), []).append(name)
+    return by_words
 
 
 def _name(name: str, names: Mapping[str, str]) -> str:
-    return _BEFORE.sub(lambda found: found[1] + names.get(found[2], found[2]), name)
+    return _BEFORE.sub(lambda match: match[1] + names.get(match[2], match[2]), name)
 
 
 Assigned = MutableMapping[int, keras.Variable]  # by id
 
 
-def put(kept: list[Numbers], variables: list[keras.Variable], assigned: Assigned) -> None:
+def put(arrays: list[Numbers], variables: list[keras.Variable], assigned: Assigned) -> None:
     """Assign arrays to the variables that are not `assigned` yet; further arrays are ignored.
 
     Engines keep seeds and counters in integers of other sizes; their values fit in all of them.
     """
-    for variable, array in zip(variables, kept, strict=False):
+    for variable, array in zip(variables, arrays, strict=False):
         if id(variable) not in assigned:
             own = array.astype(dtype_of(variable)) if isinstance(array, np.ndarray) else array
             variable.assign(engines.placed(variable, own))
@@ -336,29 +319,27 @@ def put_own(
     snapshot: Snapshot, variables: Mapping[str, Any], assigned: MutableMapping[int, Any]
 ) -> None:
     """Assign the values of the engine's own variables, by path, that are not `assigned` yet."""
-    kept = from_json(snapshot.facts.get("own") or {}, snapshot.arrays)
+    values = from_json(snapshot.facts.get("own") or {}, snapshot.arrays)
     for path, variable in variables.items():
-        if path in kept and id(variable) not in assigned:
-            if tuple(variable.shape) != np.shape(kept[path]):
+        if path in values and id(variable) not in assigned:
+            if tuple(variable.shape) != np.shape(values[path]):
                 must = f"{path} must have the saved shape."
                 received = f"{tuple(variable.shape)} here"
-                raise SpecificationError(message(must, received, f"{np.shape(kept[path])}."))
-            variable.assign(kept[path])
+                raise SpecificationError(message(must, received, f"{np.shape(values[path])}."))
+            variable.assign(values[path])
             assigned[id(variable)] = variable
 
 
 def assign_by_path(
     left: list[tuple[str, Numbers]], variables: list[keras.Variable], assigned: Assigned
 ) -> list[tuple[str, Numbers]]:
-    """Assign to each variable the first array of its path and shape, see `put`; return the
-    remaining arrays.
-    """
+    """Assign to each variable the first array of its path and shape; return the other arrays."""
+    left = list(left)
     for variable in variables:
-        like = plain(variable.path), tuple(variable.shape)
-        i = next(
-            (i for i, (path, array) in enumerate(left) if (plain(path), array.shape) == like), None
-        )
-        if i is not None:
-            put([left[i][1]], [variable], assigned)
-            left = left[:i] + left[i + 1 :]
+        wanted = plain(variable.path), tuple(variable.shape)
+        for i, (path, array) in enumerate(left):
+            if (plain(path), array.shape) == wanted:
+                put([array], [variable], assigned)
+                del left[i]
+                break
     return left

@@ -65,7 +65,7 @@ class Store(CheckpointFolder):
             raise SpecificationError(message(must, Address(url), "s3://bucket/runs/a."))
         self._owner = ""
         # the latest `_versions`, until this process changes them
-        self._found: dict[int, dict[int, bool]] = {}
+        self._known: dict[int, dict[int, bool]] = {}
         self.newest: list[int] = []
         self._manifests: dict[str, Manifest] = {}  # by address: a published manifest never changes
         self._files: Any = None  # the file system of fsspec; None until it is connected
@@ -109,8 +109,8 @@ class Store(CheckpointFolder):
         return self.folder / _name(step, max(complete, default=1))
 
     def _versions_of(self, step: int) -> dict[int, bool]:
-        found = self._found if step in self._found else self._versions()
-        return found.get(step, {})
+        versions = self._known if step in self._known else self._versions()
+        return versions.get(step, {})
 
     def manifest(self, step: int) -> Manifest:
         """Return the manifest of a step's checkpoint, without reading its arrays."""
@@ -173,15 +173,15 @@ class Store(CheckpointFolder):
 
     def _versions(self) -> dict[int, dict[int, bool]]:
         """Return whether each version of each step is complete; such ones are not listed again."""
-        found: dict[int, dict[int, bool]] = {}
+        versions: dict[int, dict[int, bool]] = {}
         for match in filter(None, map(_STEP.fullmatch, self._listed(self.folder))):
             step = int(match[1])
             version = int(match[2] or 1)
-            is_known = self._found.get(step, {}).get(version, False)
+            is_known = self._known.get(step, {}).get(version, False)
             is_complete = is_known or manifests.NAME in self._listed(self.folder / match[0])
-            found.setdefault(step, {})[version] = is_complete
-        self._found = found
-        return found
+            versions.setdefault(step, {})[version] = is_complete
+        self._known = versions
+        return versions
 
     def _listed(self, path: Address) -> list[str]:
         """Return the names in a folder; none if it does not exist."""
@@ -263,7 +263,7 @@ class Store(CheckpointFolder):
         for version in sorted(versions):
             path = self.folder / _name(step, version)
             self._manifests.pop(path, None)
-            self._found.pop(step, None)
+            self._known.pop(step, None)
             with suppress(DamagedError):  # it is gone
                 self._ask(path / manifests.NAME, "rm")
             with suppress(DamagedError):

@@ -2,11 +2,12 @@
 
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -35,19 +36,27 @@ class LoadedWeights:
     unused: list[str]  # names in the file
 
     def __str__(self) -> str:
-        listed = {
+        lists = {
             "loaded": [
-                one if one == two else f"{one} from {two}" for one, two in self.loaded.items()
+                name if name == saved else f"{name} from {saved}"
+                for name, saved in self.loaded.items()
             ],
             "missing in the file": self.missing,
             "other shape": [f"{name}: {shapes}" for name, shapes in self.mismatched.items()],
             "unused in the file": self.unused,
         }
-        return "\n".join(
-            line
-            for k, held in listed.items()
-            for line in [f"{k}: {len(held)}", *(f"  {n}" for n in held)]
-        )
+        lines = []
+        for title, names in lists.items():
+            lines += [f"{title}: {len(names)}", *(f"  {name}" for name in names)]
+        return "\n".join(lines)
+
+
+class _Saved(NamedTuple):
+    """A weight in a file."""
+
+    name: str
+    array: Any
+    num: int = 0  # of weights of its layer, in a Keras file
 
 
 def load_weights(
@@ -57,8 +66,7 @@ def load_weights(
     rename: Rename | None = None,
     skip_mismatch: bool | str = False,
 ) -> LoadedWeights:
-    """Load the weights of a model, or of a part of it, from a checkpoint or a Keras file, by their
-    names.
+    """Load the weights of a model, or of a part of it, from a checkpoint or a Keras file, by name.
 
     Names are the paths of Keras' variables. Where names differ in the numbers that Keras appends,
     and equally many do so in the file, they are loaded in order. In a Keras file, a name is the
@@ -103,43 +111,42 @@ def load_weights(
     """
     path = as_location(path)
     _check(model, path, rename, skip_mismatch)
-    here = model.weights
-
-    def match(
-        saved: list[tuple[str, Any]], nums: list[int]
-    ) -> tuple[dict[int, int], LoadedWeights]:
-        renamed = [_renamed(name, rename) for name, _ in saved]
-        there = [
-            f"{name}/{num}" if name and num else name
-            for name, num in zip(renamed, nums, strict=True)
-        ]
-        pairs = _pairs(here, there, is_nested=any(nums))
-        unlike = {i: _unlike(here[i], saved[j][1]) for i, j in pairs.items()}
-        fits = {i: j for i, j in pairs.items() if not unlike[i]}
-        result = LoadedWeights(
-            {here[i].path: saved[j][0] for i, j in fits.items()},
-            [v.path for i, v in enumerate(here) if i not in pairs],
-            {here[i].path: text for i, text in unlike.items() if text},
-            [name for j, (name, _) in enumerate(saved) if j not in pairs.values()],
-        )
-        _check_required(result, path, skip_mismatch)
-        return fits, result
-
-    saved: list[tuple[str, Any]]
+    match = partial(_matches, model.weights, rename=rename)
     arrays: list[Numbers]
     if _is_keras_file(path):
         with opened_weights(Path(path)) as index:
-            saved = [(each.name, each) for each in index]
-            fits, result = match(saved, [each.num for each in index])
-            arrays = [index[j].read(dtype_of(here[i])) for i, j in fits.items()]
+            pairs, result = match([_Saved(each.name, each, each.num) for each in index])
+            _check_required(result, path, skip_mismatch)
+            arrays = [index[j].read(dtype_of(variable)) for variable, j in pairs]
     else:
-        found = read_one(path, lambda snapshot: match(*_in_snapshot(snapshot)) and None)
-        saved, nums = _in_snapshot(found.snapshot)
-        fits, result = match(saved, nums)
-        arrays = [saved[j][1] for j in fits.values()]
+
+        def check(snapshot: Snapshot) -> None:
+            _check_required(match(_in_snapshot(snapshot))[1], path, skip_mismatch)
+
+        saved = _in_snapshot(read_one(path, check).snapshot)
+        pairs, result = match(saved)
+        arrays = [saved[j].array for _, j in pairs]
     with Guard.of(model), uninterrupted():
-        put(arrays, [here[i] for i in fits], {})
+        put(arrays, [variable for variable, _ in pairs], {})
     return result
+
+
+def _matches(
+    here: list[keras.Variable], saved: list[_Saved], *, rename: Rename | None
+) -> tuple[list[tuple[keras.Variable, int]], LoadedWeights]:
+    """Return the variables with the places of their weights in a file, and the record of names."""
+    names = [_name_here(each, rename) for each in saved]
+    pairs = _pairs(here, names, is_nested=any(each.num for each in saved))
+    unlike = {i: _unlike(here[i], saved[j].array) for i, j in pairs.items()}
+    fits = [(here[i], j) for i, j in pairs.items() if not unlike[i]]
+    used = {*pairs.values()}
+    result = LoadedWeights(
+        {variable.path: saved[j].name for variable, j in fits},
+        [v.path for i, v in enumerate(here) if i not in pairs],
+        {here[i].path: text for i, text in unlike.items() if text},
+        [each.name for j, each in enumerate(saved) if j not in used],
+    )
+    return fits, result
 
 
 def _is_keras_file(path: str | os.PathLike[str]) -> bool:
@@ -149,44 +156,48 @@ def _is_keras_file(path: str | os.PathLike[str]) -> bool:
 def _check(model: Any, path: Any, rename: Any, skip_mismatch: Any) -> None:
     if not isinstance(model, keras.Layer) or not model.built:
         must = "load_weights needs a built model or layer."
-        received = (
-            f"an unbuilt {type(model).__name__}" if isinstance(model, keras.Layer) else shown(model)
-        )
-        raise SpecificationError(
-            message(must, received, "call it on a batch, or model.build(shape).")
-        )
+        is_layer = isinstance(model, keras.Layer)
+        received = f"an unbuilt {type(model).__name__}" if is_layer else shown(model)
+        attempt = "call it on a batch, or model.build(shape)."
+        raise SpecificationError(message(must, received, attempt))
     if not isinstance(path, str | os.PathLike):
-        raise SpecificationError(
-            message("path must be a path.", shown(path), '"runs/a" or "model.keras".')
-        )
+        attempt = '"runs/a" or "model.keras".'
+        raise SpecificationError(message("path must be a path.", shown(path), attempt))
     if is_remote(path) and _is_keras_file(path):
         must = "A Keras file must be on a local disk."
         attempt = "a local copy; or a folder of checkpoints at that address."
         raise SpecificationError(message(must, path, attempt))
     if os.path.isfile(path) and not _is_keras_file(path):
         must = "The weights must be in a folder of checkpoints, or in a .keras or .weights.h5 file."
-        raise SpecificationError(
-            message(must, str(path), "keras.models.load_model(path).save('model.keras').")
-        )
+        attempt = "keras.models.load_model(path).save('model.keras')."
+        raise SpecificationError(message(must, str(path), attempt))
+    _check_patterns(rename, skip_mismatch)
+
+
+def _check_patterns(rename: Any, skip_mismatch: Any) -> None:
     if not (rename is None or callable(rename) or isinstance(rename, Mapping)):
         must = "rename must be a dict of patterns, or a function of a name."
         raise SpecificationError(message(must, shown(rename), 'rename={"^encoder/": "backbone/"}.'))
     if not isinstance(skip_mismatch, bool | str):
         must = "skip_mismatch must be True, False, or a pattern of names."
         raise SpecificationError(message(must, shown(skip_mismatch), 'skip_mismatch="^head/".'))
-    patterns = {**rename} if isinstance(rename, Mapping) else {}
-    for pattern, replacement in [
-        *patterns.items(),
-        *([(skip_mismatch, "")] if isinstance(skip_mismatch, str) else []),
-    ]:
+    patterns = list(rename.items()) if isinstance(rename, Mapping) else []
+    if isinstance(skip_mismatch, str):
+        patterns.append((skip_mismatch, ""))
+    for pattern, replacement in patterns:
         try:
             re.compile(pattern).sub(replacement, "")
         except (re.error, TypeError, IndexError) as error:
             must = "A pattern of names must be a regular expression, and its replacement text."
             received = f"{pattern!r}: {replacement!r} ({error})"
-            raise SpecificationError(
-                message(must, received, '{"^encoder/": "backbone/"}.')
-            ) from error
+            attempt = '{"^encoder/": "backbone/"}.'
+            raise SpecificationError(message(must, received, attempt)) from error
+
+
+def _name_here(saved: _Saved, rename: Rename | None) -> str:
+    """Return the name here of a weight in the file, with its number; "" to leave it out."""
+    name = _renamed(saved.name, rename)
+    return f"{name}/{saved.num}" if name and saved.num else name or ""
 
 
 def _renamed(name: str, rename: Rename | None) -> str | None:
@@ -195,26 +206,22 @@ def _renamed(name: str, rename: Rename | None) -> str | None:
         for pattern, replacement in (rename or {}).items():
             name = re.sub(pattern, replacement, name)
         return name
-    found = rename(name)
-    if not isinstance(found, str | None):
+    renamed = rename(name)
+    if not isinstance(renamed, str | None):
         must = "rename must return a name, or None for a weight to leave out."
-        raise SpecificationError(message(must, f"{shown(found)} for {name!r}", "return name"))
-    return found
+        raise SpecificationError(message(must, f"{shown(renamed)} for {name!r}", "return name"))
+    return renamed
 
 
 def _check_required(result: LoadedWeights, path: Any, skip_mismatch: bool | str) -> None:
-    """Refuse missing and mismatched weights that are required, and kernels without their LoRA
-    weights.
-    """
+    """Refuse a result without required weights, and kernels without their LoRA weights."""
     refused = dict.fromkeys(result.missing, "missing") | result.mismatched
     if isinstance(skip_mismatch, str):
         refused = {name: why for name, why in refused.items() if not re.search(skip_mismatch, name)}
     if refused and skip_mismatch is not True:
         must = f"All weights of the model must be in {path}, in the same shape."
-        received = (
-            f"{_first([f'{name} ({why})' for name, why in refused.items()])}; unused: "
-            f"{_first(result.unused)}"
-        )
+        lacking = _first([f"{name} ({why})" for name, why in refused.items()])
+        received = f"{lacking}; unused: {_first(result.unused)}"
         attempt = (
             'rename={"pattern": "replacement"}; or skip_mismatch=True, or a pattern of names '
             "that may differ."
@@ -222,16 +229,14 @@ def _check_required(result: LoadedWeights, path: Any, skip_mismatch: bool | str)
         raise SpecificationError(message(must, received, attempt))
     if not result.loaded:
         must = f"At least one weight of {path} must fit the model."
+        received = f"none; in the file: {_first(result.unused)}"
         attempt = (
             "other names by rename={...}: print(ws.load_weights(...)) lists them once one fits."
         )
-        raise SpecificationError(
-            message(must, f"none; in the file: {_first(result.unused)}", attempt)
-        )
+        raise SpecificationError(message(must, received, attempt))
     kernels = {re.sub(r"[^/]*$", "", name) for name in result.loaded.values()}
-    if alone := [
-        name for name in result.unused if _LORA.search(name) and _LORA.sub("", name) in kernels
-    ]:
+    of_lora = [name for name in result.unused if _LORA.search(name)]
+    if alone := [name for name in of_lora if _LORA.sub("", name) in kernels]:
         must = "A layer that was saved with LoRA must be loaded with its LoRA weights."
         attempt = (
             "layer.enable_lora(rank) before; or load a .keras file, in which Keras merges them "
@@ -245,29 +250,21 @@ def _first(names: list[str]) -> str:
     return (", ".join(names[:_MOST]) or "none") + rest
 
 
-# ---- the weights of a file, by name ----
-
-
-def _in_snapshot(snapshot: Snapshot) -> tuple[list[tuple[str, Numbers]], list[int]]:
-    """Return the weights of a snapshot, trainable or not, without seeds; and zeros, as names have
-    no index.
-    """
-    named = [
-        (k, i, path)
-        for k in ("params", "buffers")
-        for i, path in enumerate(snapshot.facts["paths"][k])
+def _in_snapshot(snapshot: Snapshot) -> list[_Saved]:
+    """Return the weights of a snapshot, trainable or not, without seeds."""
+    return [
+        _Saved(path, snapshot.arrays[f"{group}/{i}"])
+        for group in ("params", "buffers")
+        for i, path in enumerate(snapshot.facts["paths"][group])
+        if not path.endswith("seed_generator_state")
     ]
-    named = [each for each in named if not each[2].endswith("seed_generator_state")]
-    return [(path, snapshot.arrays[f"{k}/{i}"]) for k, i, path in named], [0] * len(named)
 
 
 # ---- which weight takes which ----
 
 
 def _unlike(variable: keras.Variable, array: Any) -> str:
-    """Return the shapes if they differ, or the dtypes if only one is floating, as after `quantize`;
-    otherwise "".
-    """
+    """Return the shapes, or the dtypes where one is floating and one is not, if they differ."""
     shapes = tuple(array.shape), tuple(variable.shape)
     if array.dtype == object:
         return f"no numbers in the file, {variable.dtype} here"
@@ -277,9 +274,7 @@ def _unlike(variable: keras.Variable, array: Any) -> str:
     return "" if shapes[0] == shapes[1] and are_alike else f"{there} in the file, {here} here"
 
 
-def _pairs(
-    here: list[keras.Variable], there: list[str | None], *, is_nested: bool
-) -> dict[int, int]:
+def _pairs(here: list[keras.Variable], there: list[str], *, is_nested: bool) -> dict[int, int]:
     """Return for variables the places of their names in a file.
 
     Args:
@@ -287,45 +282,51 @@ def _pairs(
             layer, and may begin with the models around a layer.
     """
     names = _indexed(here) if is_nested else [v.path for v in here]
-    groups: dict[str, list[int]] = {}
+    groups = defaultdict[str, list[int]](list)
     for i, name in enumerate(names):
-        groups.setdefault(plain(name), []).append(i)
-    most = max((like.count("/") + 1 for like in groups), default=0)
-    endings: dict[str, list[int]] = {}
+        groups[plain(name)].append(i)
+    depth = max((like.count("/") + 1 for like in groups), default=0)
+    endings = defaultdict[str, list[int]](list)
     for j, name in enumerate(there):
-        parts = [] if name is None else plain(name).split("/")
-        first = max(0, len(parts) - most) if is_nested else 0
-        for i in range(first, len(parts) if is_nested else min(1, len(parts))):
-            endings.setdefault("/".join(parts[i:]), []).append(j)
+        for ending in _endings(plain(name), depth) if is_nested else [plain(name)]:
+            endings[ending].append(j)
     pairs: dict[int, int] = {}
-    taken: set[int] = set()
+    used: set[int] = set()
     # the most exact names first
-    for like, places in sorted(groups.items(), key=lambda group: -group[0].count("/")):
-        free = [j for j in endings.get(like, ()) if j not in taken]
-        equal = {(i, j) for i in places for j in free if f"/{there[j]}".endswith(f"/{names[i]}")}
-        if (
-            len({i for i, _ in equal})
-            == len({j for _, j in equal})
-            == len(equal)
-            == min(len(places), len(free))
-        ):
-            found = dict(equal)  # all names of one side are names of the other
-        elif len(places) == len(free):  # Keras numbers layers as they are made
-            ordered = sorted(free, key=lambda j: in_numbers(there[j] or ""))
-            found = dict(
-                zip(sorted(places, key=lambda i: in_numbers(names[i])), ordered, strict=True)
-            )
-        else:
-            continue
-        pairs |= found
-        taken |= {*found.values()}
+    for like, group in sorted(groups.items(), key=lambda item: -item[0].count("/")):
+        free = [j for j in endings[like] if j not in used]
+        matched = _matched({i: names[i] for i in group}, {j: there[j] for j in free})
+        pairs |= matched
+        used |= {*matched.values()}
     return dict(sorted(pairs.items()))
 
 
+def _endings(name: str, depth: int) -> list[str]:
+    """Return a name without its first parts, of at most `depth` parts."""
+    parts = name.split("/")
+    return ["/".join(parts[i:]) for i in range(max(0, len(parts) - depth), len(parts))]
+
+
+def _matched(here: dict[int, str], there: dict[int, str]) -> dict[int, int]:
+    """Pair names that differ in numbers only: equal endings, or all in order, or none."""
+    equal = [
+        (i, j)
+        for i, name in here.items()
+        for j, other in there.items()
+        if f"/{other}".endswith(f"/{name}")
+    ]
+    num = min(len(here), len(there))
+    if len(equal) == len({i for i, _ in equal}) == len({j for _, j in equal}) == num:
+        return dict(equal)  # all names of one side are names of the other
+    if len(here) != len(there):
+        return {}
+    # Keras numbers layers as they are made
+    ordered = [sorted(names, key=lambda i: in_numbers(names[i])) for names in (here, there)]
+    return dict(zip(*ordered, strict=True))
+
+
 def _indexed(here: list[keras.Variable]) -> list[str]:
-    """Return names as in a Keras file: the layer, the index in it, and how many weights it has
-    without LoRA's.
-    """
+    """Return names as in a Keras file: layer, index in it, number of its weights without LoRA's."""
     layers = []
     indices = []
     copies = Counter[str]()

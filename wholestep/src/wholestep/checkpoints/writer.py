@@ -1,6 +1,5 @@
 """The thread that writes during training, and the host memory with the copies that it writes."""
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -8,32 +7,29 @@ from typing import Any
 import numpy as np
 
 from wholestep.checkpoints.shards import Numbers, copied, on_host
+from wholestep.errors import tell
 
 _SHORT = 1.0  # seconds of waiting without a message
 
 
 class CopyBuffers:
-    """Host memory for a copy of a state. It is reused, as writing to fresh memory takes five times
-    as long.
-    """
+    """Host memory for a copy of a state, reused: writes to fresh memory take five times as long."""
 
     def __init__(self) -> None:
-        self._held: dict[str, np.ndarray] = {}
+        self._buffers: dict[str, np.ndarray] = {}
 
     def copy(self, name: str, value: Any) -> Numbers:
-        """Return a copy of a tensor, or of its pieces that this process writes, in the memory of
-        the last copy.
-        """
+        """Return a copy of a tensor, or of the pieces written here, in the last copy's memory."""
         return copied(
             on_host(value), lambda part, array: self._copy(name + part, array), are_own=True
         )
 
     def _copy(self, name: str, array: np.ndarray) -> np.ndarray:
-        held = self._held.get(name)
-        if held is None or held.shape != array.shape or held.dtype != array.dtype:
-            held = self._held[name] = np.empty(array.shape, array.dtype)
-        np.copyto(held, array)
-        return held
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != array.shape or buffer.dtype != array.dtype:
+            buffer = self._buffers[name] = np.empty(array.shape, array.dtype)
+        np.copyto(buffer, array)
+        return buffer
 
 
 class Writer:
@@ -46,10 +42,7 @@ class Writer:
     ['all']
     """
 
-    def __init__(
-        self, tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
-    ):
-        self._tell = tell
+    def __init__(self) -> None:
         self._has_told = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -67,17 +60,13 @@ class Writer:
         self._thread = thread
 
     def wait(self, *, tells: bool = False) -> None:
-        """Wait until the last write has ended, and raise its error; with `tells`, print once that
-        training waits.
-        """
+        """Wait for the last write, and raise its error; `tells`: print once that training waits."""
         if self._thread is not None:
             self._thread.join(_SHORT if tells else None)
             if tells and not self._has_told and self._thread.is_alive():
                 self._has_told = True
                 line = "wholestep: training waits until the previous checkpoint is written; "
-                self._tell(
-                    f"{line}saving less often, or to a faster disk, avoids this (shown once)"
-                )
+                tell(f"{line}saving less often, or to a faster disk, avoids this (shown once)")
             self._thread.join()
             self._thread = None
         error = self._error
@@ -103,4 +92,4 @@ class Writer:
         except BaseException as error:
             self._error = error
             if not threading.main_thread().is_alive():  # no caller is left to raise it
-                self._tell(f"{type(error).__name__}: {error}")
+                tell(f"{type(error).__name__}: {error}")

@@ -1,5 +1,4 @@
-"""The processes of a run: one, or several that compute every update together. Other packages import
-from here.
+"""The processes of a run: one, or several that compute every update together.
 
 `group` needs JAX, which processes of a run on TensorFlow and the launching process do not.
 """

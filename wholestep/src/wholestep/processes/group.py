@@ -1,5 +1,4 @@
-"""The processes of a run on JAX: they compare their configurations, and all end if one dies or
-hangs.
+"""The processes of a run on JAX, which compare configurations, and end if one dies or hangs.
 
 They communicate through `wholestep.processes.store`. A collective waits for ever if one process
 does not take part: so every process has a thread that writes a sign of life with its activity, and
@@ -42,11 +41,9 @@ _BROKEN = ("Gloo", "gloo", "UNAVAILABLE", "Connection", "Socket", "ABORTED", "NC
 @cache
 def connect() -> Processes:
     """Return this process's group."""
-    return (
-        SingleProcess()
-        if jax.process_count() == 1
-        else ProcessGroup(jax.process_index(), jax.process_count())
-    )
+    if jax.process_count() == 1:
+        return SingleProcess()
+    return ProcessGroup(jax.process_index(), jax.process_count())
 
 
 def join() -> None:
@@ -60,15 +57,17 @@ def join() -> None:
     """
     _seconds("WHOLESTEP_PATIENCE", PATIENCE)  # before other processes wait for this one
     kinds = {"coordinator_address": str, "num_processes": int, "process_id": int}
-    known = {name: os.environ.get(f"WHOLESTEP_{name.upper()}") for name in kinds}
-    given = {name: kinds[name](value) for name, value in known.items() if value is not None}
+    arguments = {}
+    for name, kind in kinds.items():
+        if (value := os.environ.get(f"WHOLESTEP_{name.upper()}")) is not None:
+            arguments[name] = kind(value)
     if hasattr(jax.config, "jax_enable_preemption_service"):  # it would catch SIGTERM, and lose it
         jax.config.update("jax_enable_preemption_service", False)
-    is_known = "shutdown_timeout_seconds" in signature(jax.distributed.initialize).parameters
-    # JAX 0.8 waits for five minutes
-    patience = {"shutdown_timeout_seconds": _DAY} if is_known else {}
+    name = "shutdown_timeout_seconds"  # JAX 0.8 waits for five minutes
+    if name in signature(jax.distributed.initialize).parameters:
+        arguments[name] = _DAY
     try:
-        jax.distributed.initialize(**given, **patience)
+        jax.distributed.initialize(**arguments)
     except (ValueError, RuntimeError) as error:
         must = "A process must know the run that it belongs to."
         attempt = (
@@ -91,9 +90,8 @@ class ProcessGroup:
         self.index = index
         self.count = count
         self._exchange = StoreExchange(index, count)
-        self._heart = Heartbeat(
-            index, self._exchange.store, _seconds("WHOLESTEP_PATIENCE", PATIENCE)
-        )
+        patience = _seconds("WHOLESTEP_PATIENCE", PATIENCE)
+        self._heart = Heartbeat(index, self._exchange.store, patience)
         self._call = ""
         _calm_gloo()
         self._heart.start()
@@ -108,16 +106,14 @@ class ProcessGroup:
         return self._heart.doing
 
     def check_equal(self, facts: dict[str, str]) -> None:
-        """Check that these facts are equal in all processes; the error has the differing facts and
-        processes.
-        """
+        """Check that these facts are equal in all processes; the error names those that differ."""
         what = "comparing configurations"
         differing = self.all_gather(_difference(self.broadcast(facts, what), facts), what)
         if any(differing):
-            found = [f"process {i}: {text}" for i, text in enumerate(differing) if text]
+            received = [f"process {i}: {text}" for i, text in enumerate(differing) if text]
             must = "All processes must begin alike. Nothing was updated."
-            attempt = "start every process with the same"
-            raise PeerError(message(must, "; ".join(found[:8]), f"{attempt} code, data and seed."))
+            attempt = "start every process with the same code, data and seed."
+            raise PeerError(message(must, "; ".join(received[:8]), attempt))
 
     def broadcast(self, value: T, what: str) -> T:
         """Return process 0's value."""
@@ -130,18 +126,14 @@ class ProcessGroup:
             return self._exchange.all_gather(value, what)
 
     def _asking(self, what: str, where: str = "") -> AbstractContextManager:
-        """Record that this process waits in a call; processes in different calls wait for each
-        other.
-        """
+        """Record that this process waits in a call, for those that make the same call."""
         return self.waiting(what + where, f"the store, call {self._exchange.number + 1}, {what}")
 
     def close(self) -> None:
         """Do nothing: the sequence of the main thread stays open."""
 
     def aside(self, name: str) -> Exchange:
-        """Return the exchange of another thread. If a process is lost, all processes end, also
-        during a wait.
-        """
+        """Return the exchange of another thread. A lost process ends all, also during a wait."""
         return StoreExchange(self.index, self.count, f"{name}/", self._exchange)
 
     def barrier(self, where: str) -> None:
@@ -149,11 +141,10 @@ class ProcessGroup:
         with self._asking("comparing positions", f" ({where})"):
             places = self._exchange.all_gather(where, "comparing positions")
         if len(set(places)) > 1:
-            found = "; ".join(f"process {i} {place}" for i, place in enumerate(places[:8]))
+            received = "; ".join(f"process {i} {place}" for i, place in enumerate(places[:8]))
             must = "All processes must have the same batches."
-            raise PeerError(
-                message(must, found, "give every process the same data; each uses its share.")
-            )
+            attempt = "give every process the same data; each uses its share."
+            raise PeerError(message(must, received, attempt))
 
     def set_status(self, doing: str) -> None:
         """Record the activity of this process, for the message if it hangs."""
@@ -182,9 +173,8 @@ class ProcessGroup:
                 raise
             self._heart.wait_for_verdict()
             must = "All processes must take part in every update."
-            raise PeerError(
-                message(must, error, "look at the output of the other processes.")
-            ) from error
+            attempt = "look at the output of the other processes."
+            raise PeerError(message(must, error, attempt)) from error
         finally:
             self.set_status(before)
 
@@ -192,28 +182,23 @@ class ProcessGroup:
         """Report to the other processes that this one has failed, so that they end."""
         self._heart.end()
         if not isinstance(error, PeerError):  # all processes raise it
-            failed = f"failed while {self.doing}: {type(error).__name__}: {error}"
-            ended = f"{BY_SIGTERM} while {self.doing}"
+            what = f"failed while {self.doing}: {type(error).__name__}: {error}"
+            if isinstance(error, Terminated):
+                what = f"{BY_SIGTERM} while {self.doing}"
             with suppress(Unreachable):  # the store may be gone
-                self._heart.pass_verdict(
-                    f"Process {self.index} {ended if isinstance(error, Terminated) else failed}."
-                )
+                self._heart.pass_verdict(f"Process {self.index} {what}.")
         if self.index == 0:
-            self._heart.let_others_read()  # the store ends with this process
+            time.sleep(3 * _INTERVAL)  # for the others to read: the store ends with this process
 
     def _uncaught(self, kind: type, error: BaseException, trace: TracebackType | None) -> None:
-        """Exit at once after an error: an orderly exit would wait for the other processes, which
-        wait for this one.
-        """
+        """Exit at once after an error: an orderly exit would wait for processes that wait here."""
         sys.__excepthook__(kind, error, trace)
         self.fail(error)
         sys.stdout.flush()
         os._exit(1)
 
     def _leave(self) -> None:
-        """Wait for the end of all scripts, then for this process's threads: in the store, they
-        would abort its exit.
-        """
+        """Wait for the end of all scripts, then for the threads, which would abort the exit."""
         self.set_status(ENDING)
         try:
             jax.distributed.shutdown()
@@ -223,14 +208,14 @@ class ProcessGroup:
 
 def _seconds(name: str, default: float) -> float:
     """Return a number of seconds from the environment."""
-    given = os.environ.get(name, str(default))
+    text = os.environ.get(name, str(default))
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
         raise SpecificationError(
-            message(f"{name} must be a number of seconds.", given, f"{name}={default:g}")
+            message(f"{name} must be a number of seconds.", text, f"{name}={default:g}")
         )
     return seconds
 
@@ -249,9 +234,7 @@ def _calm_gloo() -> None:
 
 
 def end_terminated(stop: Terminated) -> None:
-    """End this process after SIGTERM, with exit code 143 and a message; the other processes of the
-    run end too.
-    """
+    """End this process after SIGTERM, with exit code 143 and a message; the others end too."""
     processes = connect()
     what = "is asked to end (SIGTERM), and does so after a whole number of updates"
     tell(f"Process {processes.index} {what}; it was {processes.doing}.")
@@ -261,11 +244,11 @@ def end_terminated(stop: Terminated) -> None:
 
 def _difference(expected: dict, facts: dict) -> str:
     names = [name for name in {**expected, **facts} if expected.get(name) != facts.get(name)]
-    found = [
+    words = [
         f"{name} is {facts.get(name, 'missing')}, not {expected.get(name, 'missing')}"
-        for name in names
+        for name in names[:4]
     ]
-    return ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+    return ", ".join(words) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 # in a verdict: then all processes end with the exit code of SIGTERM
@@ -274,12 +257,10 @@ _INTERVAL = 1.0
 
 
 class Heartbeat:
-    """The threads of a process that use the store while it computes; for `patience`, see
-    `judge`.
-    """
+    """The threads of a process that use the store while it computes; see `judge`."""
 
     def __init__(self, index: int, store: KeyValueStore, patience: float):
-        self.doing, self._waits, self._since = "starting", "", time.monotonic()
+        self.say("starting")
         self._index = index
         self._store = store
         self._patience = patience
@@ -298,15 +279,13 @@ class Heartbeat:
             thread.start()
 
     def say(self, doing: str, waits: str = "") -> None:
-        """Set the activity in the signs of life, and the call in which this process waits for
-        others.
-        """
-        self.doing, self._waits, self._since = doing, waits, time.monotonic()
+        """Set the activity in the signs of life, and the call in which this process waits."""
+        self.doing = doing
+        self._waits = waits
+        self._since = time.monotonic()
 
     def count(self) -> None:
-        """Record a dispatch: the others wait at least for 10 median intervals between
-        dispatches.
-        """
+        """Record a dispatch: the others wait at least for 10 median intervals of dispatches."""
         self._dispatched.append(time.monotonic())
 
     def pass_verdict(self, verdict: str) -> None:
@@ -314,14 +293,8 @@ class Heartbeat:
         self._store.set("verdict", verdict, again=True)
 
     def wait_for_verdict(self) -> None:
-        """Wait until a lost process would be detected; if one is, this process ends, and the call
-        does not return.
-        """
+        """Wait until a lost process would be detected, which ends this process."""
         self._is_over.wait(4 * silence(self._patience) + 5 * _INTERVAL)
-
-    def let_others_read(self) -> None:
-        """Wait until the other processes have read the store."""
-        time.sleep(3 * _INTERVAL)
 
     def end(self) -> None:
         """Let the threads finish, without ending the process."""
@@ -364,7 +337,7 @@ class Heartbeat:
         verdict = self._store.read("verdict") or judge(beats, self._patience)
         if verdict:
             self.pass_verdict(verdict)
-            self.let_others_read()
+            time.sleep(3 * _INTERVAL)  # for the others to read it
         return verdict
 
     def _guard(self) -> None:
@@ -377,16 +350,13 @@ class Heartbeat:
                 self._heard = ticked
             unheard = ticked - self._heard
             if self.doing != ENDING and unheard > silence(self._patience) + _INTERVAL:
-                self._end_process(
-                    f"Process 0 has given no sign of life for {unheard:.0f} s: killed, or stopped?"
-                )
+                what = f"no sign of life for {unheard:.0f} s: killed, or stopped?"
+                self._end_process(f"Process 0 has given {what}")
             if self._launcher is not None and os.getppid() != int(self._launcher):
                 self._end_process("The launcher is gone.")
 
     def _end_process(self, verdict: str) -> None:
-        """End this process, as its main thread may be inside a collective that cannot be
-        interrupted.
-        """
+        """End this process, also inside a collective, which cannot be interrupted."""
         if self._is_over.is_set():
             return
         self._is_over.set()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from wholestep.safety import Ended, Terminated, end_when_terminated
 
@@ -20,8 +20,7 @@ _GRACE = 6.0  # seconds for processes to print why they end, once one has ended
 
 
 def launch(num: int, script: str, arguments: list[str]) -> int:
-    """Run a script in `num` processes of one run; return the exit code of the first process that
-    failed, else 0.
+    """Run a script in `num` processes of one run; return the first exit code that is not 0.
 
     Each process has an equal share of the processor's cores, if there are enough: else threads of
     one would delay the messages of another. Output lines are prefixed with the process's index.
@@ -37,24 +36,17 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
     }
     command = [sys.executable, "-m", "wholestep.cli", "launch", script, *arguments]
     processes = []
-    for i in range(num):
-        own = environment | {"WHOLESTEP_PROCESS_ID": str(i), "JAX_LOCAL_DEVICE_IDS": str(i)}
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with _cores(i, num):
-            processes.append(
-                subprocess.Popen(command, env=own, text=True, errors="replace", **pipes)
-            )
+    copiers = []
     lock = threading.Lock()
-    streams = [
-        (i, s, t)
-        for i, p in enumerate(processes)
-        for s, t in ((p.stdout, sys.stdout), (p.stderr, sys.stderr))
-    ]
-    copiers = [
-        threading.Thread(target=_copy, args=(*stream, lock), daemon=True) for stream in streams
-    ]
-    for copier in copiers:
-        copier.start()
+    for i in range(num):
+        variables = environment | {"WHOLESTEP_PROCESS_ID": str(i), "JAX_LOCAL_DEVICE_IDS": str(i)}
+        with _cores(i, num):
+            process = _started(command, variables)
+        processes.append(process)
+        for lines, to in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            copier = threading.Thread(target=_copy, args=(i, lines, to, lock), daemon=True)
+            copiers.append(copier)
+            copier.start()
     before = signal.getsignal(signal.SIGTERM)
     end_when_terminated()
     try:
@@ -72,10 +64,19 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
             copier.join(timeout=2)
 
 
+def _started(command: list[str], environment: dict[str, str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+
+
 def run(script: str, arguments: list[str]) -> int:
-    """Run a script in this process, which has joined its run. SIGTERM ends it between two
-    updates.
-    """
+    """Run a script in this process of a run. SIGTERM ends it between two updates."""
     # imports Keras and JAX, which the launching process does not need
     from wholestep.processes import group
 
@@ -126,11 +127,8 @@ def _report_end(index: int, code: int, ended: list[int]) -> None:
         f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     )
     before = "".join(f"; process {other} had ended before" for other in ended)
-    print(
-        f"wholestep launch: process {index} {how}{before}; the others end too.",
-        file=sys.stderr,
-        flush=True,
-    )
+    line = f"wholestep launch: process {index} {how}{before}; the others end too."
+    print(line, file=sys.stderr, flush=True)
 
 
 def _wait(processes: list[subprocess.Popen], seconds: float) -> None:
@@ -147,8 +145,7 @@ def _let_end(processes: list[subprocess.Popen]) -> int:
     end_when_terminated()
     with suppress(Terminated, KeyboardInterrupt):
         for process in processes:
-            if process.poll() is None:
-                process.terminate()
+            process.terminate()
         _wait(processes, _SAVING)
     codes = [process.poll() for process in processes]
     return next((code for code in codes if code is not None and code not in (0, 143, -15)), 143)
@@ -156,9 +153,8 @@ def _let_end(processes: list[subprocess.Popen]) -> int:
 
 def _end(processes: list[subprocess.Popen]) -> None:
     for stop in (subprocess.Popen.terminate, subprocess.Popen.kill):
-        for process in processes:
-            if process.poll() is None:
-                stop(process)
+        for process in processes:  # those that have ended ignore it
+            stop(process)
         _wait(processes, 2.0)
 
 

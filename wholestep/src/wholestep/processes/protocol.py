@@ -1,6 +1,4 @@
-"""The interface of a run to its processes, each member with one line of contract; and a run of one
-process.
-"""
+"""The interface of a run to its processes, and a run of one process."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
@@ -9,9 +7,7 @@ T = TypeVar("T")
 
 
 class Exchange(Protocol):
-    """Exchange of values between processes. All processes must make the same calls in the same
-    order.
-    """
+    """Exchange of values between processes, which all make the same calls in the same order."""
 
     index: int  # of this process, from 0
     count: int  # of processes in the run
@@ -20,9 +16,7 @@ class Exchange(Protocol):
         """Every process gets process 0's JSON value; `what` describes the call."""
 
     def all_gather(self, value: T, what: str) -> list[T]:
-        """Every process gets the values of all, by index; if one makes a different call, all raise
-        a PeerError.
-        """
+        """Every process gets the values of all; after different calls, all raise a PeerError."""
 
     def close(self) -> None:
         """No call follows, and the values of earlier calls are not kept."""
@@ -39,9 +33,7 @@ class Processes(Exchange, Protocol):
         """Every process raises the same PeerError if the facts of one differ."""
 
     def barrier(self, where: str) -> None:
-        """No process continues before all are here; all raise the same PeerError if their positions
-        differ.
-        """
+        """No process continues before all are here; at different positions, all raise PeerError."""
 
     def set_status(self, doing: str) -> None:
         """Messages name this activity if the process hangs or is ended."""
@@ -60,14 +52,11 @@ class Processes(Exchange, Protocol):
 
 
 class SingleProcess:
-    """The processes of a run of one process."""
+    """The processes of a run of one process, which waits for no other."""
 
     index = 0
     count = 1
     doing = "starting"
-
-    def check_equal(self, facts: dict[str, str]) -> None:
-        """Do nothing: there is no other process."""
 
     def broadcast(self, value: T, what: str) -> T:
         """Return process 0's value."""
@@ -81,16 +70,17 @@ class SingleProcess:
         """Record the activity of this process."""
         self.doing = doing
 
-    def fail(self, error: BaseException) -> None:
-        """Do nothing: there is no other process."""
-
     def dispatching(self, doing: str) -> AbstractContextManager:
         """Do nothing: there is no other process."""
         return nullcontext()
 
-    def waiting(self, doing: str) -> AbstractContextManager:
+    waiting = dispatching
+
+    def check_equal(self, facts: dict[str, str]) -> None:
         """Do nothing: there is no other process."""
-        return nullcontext()
+
+    def fail(self, error: BaseException) -> None:
+        """Do nothing: there is no other process."""
 
     def barrier(self, where: str) -> None:
         """Do nothing: there is no other process."""

@@ -1,5 +1,4 @@
-"""The key-value store of `jax.distributed`, and exchanges through it: communication outside of
-collectives.
+"""The key-value store of `jax.distributed`, and exchanges through it, outside of collectives.
 
 Reads `jax._src.distributed.global_state`, the only way to the store.
 """
@@ -50,8 +49,8 @@ class KeyValueStore:
 
     def read_all(self, folder: str) -> list[tuple[str, Any]]:
         """Return (name in the folder, value) for every key of a folder."""
-        found = self._client.key_value_dir_get(f"{_KEY}{folder}/")
-        return [(key.rsplit("/", 1)[1], json.loads(value)) for key, value in found]
+        pairs = self._client.key_value_dir_get(f"{_KEY}{folder}/")
+        return [(key.rsplit("/", 1)[1], json.loads(value)) for key, value in pairs]
 
     def delete(self, key: str) -> None:
         """Delete a key."""
@@ -59,8 +58,7 @@ class KeyValueStore:
 
 
 class StoreExchange:
-    """A sequence of calls, the same in all processes; if one makes a different call, all raise a
-    PeerError.
+    """Calls in the same order in all processes; if one makes a different call, all raise PeerError.
 
     Args:
         name: distinguishes this sequence from the sequences of other threads.
@@ -86,24 +84,25 @@ class StoreExchange:
         self.number += 1
         if self.index == 0:
             self.store.set(self.key("shared"), [what, value])
-        said, found = self.store.get(self.key("shared"))
-        self._check([said, what], (0, self.index))
-        return found
+        call, shared = self.store.get(self.key("shared"))
+        self._check({0: call, self.index: what})
+        return shared
 
     def all_gather(self, value: T, what: str) -> list[T]:
         """Return every process's value."""
         self.number += 1
-        earlier, self.store.once = self.store.once, []
+        earlier = self.store.once
+        self.store.once = []
         key = self.key("gathered")
         everything = self.key("all")
         self.store.set(f"{key}/{self.index}", [what, value])
         if self.index == 0:
             self.store.set(everything, [self.store.get(f"{key}/{i}") for i in range(self.count)])
-        told = self.store.get(everything)
-        for one in earlier:  # all processes are here, so none reads these any more
-            self.store.delete(one)
-        self._check([said for said, _ in told], range(self.count))
-        return [found for _, found in told]
+        gathered = self.store.get(everything)
+        for old in earlier:  # all processes are here, so none reads these any more
+            self.store.delete(old)
+        self._check({i: call for i, (call, _) in enumerate(gathered)})
+        return [value for _, value in gathered]
 
     def close(self) -> None:
         """Leave the remaining keys to the outer sequence, which deletes them in its next call."""
@@ -111,14 +110,13 @@ class StoreExchange:
             self._outer.store.once.extend(self.store.once)
             self.store.once = []
 
-    def _check(self, said: list[str], processes: "range | tuple[int, ...]") -> None:
-        if len(set(said)) > 1:
-            first = dict(reversed(list(zip(said, processes, strict=True))))
-            found = "; ".join(
-                f"process {i} is {what}"
-                for what, i in sorted(first.items(), key=lambda each: each[1])
-            )
+    def _check(self, calls: dict[int, str]) -> None:
+        """Refuse different calls of processes."""
+        if len(set(calls.values())) > 1:
+            first: dict[str, int] = {}
+            for i, call in calls.items():
+                first.setdefault(call, i)
+            received = "; ".join(f"process {i} is {call}" for call, i in first.items())
             must = "All processes of a run must make the same calls, in the same order."
-            raise PeerError(
-                message(must, found, "call fit, steps, save and restore alike in every process.")
-            )
+            attempt = "call fit, steps, save and restore alike in every process."
+            raise PeerError(message(must, received, attempt))

@@ -27,37 +27,30 @@ def judge(beats: dict[int, tuple[Beat, float]], patience: float = PATIENCE) -> s
         beats: by process, its last sign of life and the seconds since then.
         patience: seconds that processes wait for a process that does not join them.
     """
+    limit = max([patience, *(10 * beat.step for beat, _ in beats.values())])
+    waiting = [beat.seconds for beat, _ in beats.values() if beat.waits]
     for process, (beat, silent) in beats.items():
         bound = silence(patience) * (4 if beat.doing.startswith(_LONG) else 1)
         if silent > bound and beat.doing != ENDING:
             what = f"no sign of life for {silent:.0f} s: killed, or stopped?"
             return f"Process {process} has given {what} It was {beat.doing}."
-    limit = max([patience, *(10 * beat.step for beat, _ in beats.values())])
     apart = {
         beat.waits: f"process {process} is {beat.doing}"
         for process, (beat, _) in reversed(beats.items())
     }
-    if (
-        "" not in apart
-        and len(apart) > 1
-        and min(beat.seconds for beat, _ in beats.values()) > limit
-    ):
+    shortest = min((beat.seconds for beat, _ in beats.values()), default=0.0)
+    if "" not in apart and len(apart) > 1 and shortest > limit:
         what = ", ".join(sorted(apart.values()))
-        return (
-            f"The processes wait for each other: {what}. Do they have the same batches, and "
-            "leave loops together?"
-        )
-    waiting = [beat.seconds for beat, _ in beats.values() if beat.waits]
+        ask = "Do they have the same batches, and leave loops together?"
+        return f"The processes wait for each other: {what}. {ask}"
     for process, (beat, _) in beats.items():
         bound = max(START, limit) if beat.doing.startswith(_LONG) else limit
         if not beat.waits and waiting and min(beat.seconds, max(waiting)) > bound:
             seconds = f"{beat.seconds:.0f} s"
-            did = (
-                f"ended its script {seconds} ago"
-                if beat.doing == ENDING
-                else f"has been {beat.doing} for {seconds}"
-            )
-            return f"Process {process} {did}, while others wait for it."
+            activity = f"has been {beat.doing} for {seconds}"
+            if beat.doing == ENDING:
+                activity = f"ended its script {seconds} ago"
+            return f"Process {process} {activity}, while others wait for it."
     return None
 
 
