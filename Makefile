@@ -128,7 +128,7 @@ $(VENV)-keras/installed: $(PROJECTS)
 
 $(VENV)-release/installed: $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)-release
-	$(VENV)-release/bin/pip install --quiet 'build>=1.2,<2' 'twine>=6.1,<7' 'uv>=0.8,<1'
+	$(VENV)-release/bin/pip install --quiet 'build>=1.2,<2' 'twine>=6.1,<8' 'uv>=0.8,<1'
 	touch $@
 
 $(VENV)/installed-docs: $(PROJECTS)

@@ -1,4 +1,4 @@
-"""All that this library reads of JAX' private side. Tried with JAX 0.8 to 0.11.
+"""All that this library reads of JAX' private side. Tried with JAX 0.8 to 0.12.
 
 Where JAX has the name no longer, a run is slower or refused. A test runs without each.
 """

@@ -112,11 +112,8 @@ class Setup:
         given = None if optimizer is None else keras.optimizers.get(optimizer)
         self._optimizer = given and arguments.with_loss_scale(given, model)
         self._adopt_optimizer()
-        run.connect(
-            *map(
-                weakref.WeakMethod, (self._count_exactly, self._apply_restored, self._own_variables)
-            )
-        )
+        methods = self._count_exactly, self._apply_restored, self._own_variables
+        run.connect(*map(weakref.WeakMethod, methods))  # the run must not keep this alive
         arguments.check_optimizer(None if self.steps.trains else getattr(model, "optimizer", None))
 
     # ---- batches ----
