@@ -20,6 +20,7 @@ from wholestep.data import (
     without_none,
 )
 from wholestep.errors import BatchError, invalid, message, shown, warn
+from wholestep.keras_private import trainable_variables
 from wholestep.model import Objective, layers, values_for_tensors
 from wholestep.program import Options
 from wholestep.tree import Tree
@@ -128,7 +129,7 @@ def check_trainable(model: keras.Model, optimizer: Optimizer | None, *, is_given
     if optimizer is None:
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    known = {id(v) for v in inner._trainable_variables}
+    known = {id(v) for v in trainable_variables(inner)}
     num = len(model.trainable_variables)
     changed = [v.path for v in model.trainable_variables if id(v) not in known]
     if changed or len(known) != num:

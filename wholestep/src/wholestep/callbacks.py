@@ -23,6 +23,7 @@ from wholestep.checkpoints import (
 )
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message
+from wholestep.keras_private import flush_futures, is_default_hook, should_trace
 from wholestep.processes import Processes
 from wholestep.reports.compile_notices import ProgbarLogger, can_replace_lines
 from wholestep.reports.report import Report
@@ -196,7 +197,7 @@ class CallbackRunner:
             known.on_epoch_end(place.epoch, place.logs)
             self._note_received(run, waiting)
             return
-        known._flush_futures()
+        flush_futures(known)()
         if place.told == 0:
             logs = dict(sorted((place.logs or {}).items()))  # Keras passes a copy, in this order
             run.end_epoch(logs)
@@ -403,7 +404,7 @@ def _save(
 
 
 def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
-    return not getattr(getattr(callback, hook), "_is_default", False)
+    return not is_default_hook(getattr(callback, hook))
 
 
 def _tell_nobody(batch: int, logs: dict | None = None) -> None:
@@ -423,5 +424,5 @@ def _needs_numbers_only(callback: keras.callbacks.Callback) -> bool:
     if isinstance(callback, _SAVERS):
         return callback.save_freq == "epoch"
     return kind is not own.TensorBoard or (
-        callback.update_freq == "epoch" and not callback._should_trace
+        callback.update_freq == "epoch" and not should_trace(callback)
     )

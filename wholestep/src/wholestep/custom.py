@@ -19,6 +19,7 @@ from wholestep.cut import Cut
 from wholestep.embeddings.rows import RowPlan
 from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, invalid, message
+from wholestep.keras_private import compile_loss
 from wholestep.model import Forward, are_same, is_overridden, layers
 from wholestep.reports.report import NO_LOGS, Report, ReportLayout
 from wholestep.state import State, Variables, merged
@@ -140,7 +141,7 @@ class CustomSteps:
     def are_built(self) -> bool:
         """Whether all known parts that a step may use have their variables."""
         parts = [*layers(self.model), *self._optimizers(), *self._metrics(), self._optimizer]
-        parts.append(getattr(self.model, "_compile_loss", None))
+        parts.append(compile_loss(self.model))
         return all(getattr(part, "built", True) for part in parts)
 
     def watched(self) -> list[Collection]:

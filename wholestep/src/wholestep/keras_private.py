@@ -84,6 +84,12 @@ flat_weighted_metrics = _needed("_flat_weighted_metrics", "the weighted metrics 
 fn = _wanted("_fn", "the function of a metric")
 fn_kwargs = _wanted("_fn_kwargs", "the options of a loss or a metric", {})
 
+
+def user_argument(compiled: Any, name: str) -> Any:
+    """Return an argument of `compile` as the user passed it; for a line about changed settings."""
+    return getattr(compiled, f"_user_{name}", None)
+
+
 # by which a change of the model between two calls is noticed
 COMPILED = "optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker", "run_eagerly"
 HELD_BY_LAYER = attrgetter(

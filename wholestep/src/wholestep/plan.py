@@ -17,6 +17,7 @@ from wholestep.data import Batch, Batches, most_in_a_dispatch, stack, stage
 from wholestep.embeddings.rows import describe
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
+from wholestep.keras_private import trainable_variables
 from wholestep.model import (
     Coupling,
     Findings,
@@ -461,7 +462,7 @@ def _trained(forward: Forward) -> str:
     trained = forward.variables.params
     could_train = dict[int, keras.Variable]()
     for layer in layers(forward.model):
-        could_train |= {id(v): v for v in layer._trainable_variables}
+        could_train |= {id(v): v for v in trainable_variables(layer)}
     if len(trained) >= len(could_train):
         return ""
     weights = f"{_num_weights(trained):,} of {_num_weights(could_train.values()):,} weights"

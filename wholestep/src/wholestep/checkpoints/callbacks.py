@@ -13,6 +13,7 @@ import keras
 
 from wholestep.checkpoints.configuration import Settings, changes, settings_of
 from wholestep.checkpoints.snapshot import COLUMNS, LOG
+from wholestep.keras_private import set_monitor_op
 
 _SAVER = ("best", "_batches_seen_since_last_saving", "_last_batch_seen")
 _KEPT: dict[type, tuple[str, ...]] = {  # besides their settings
@@ -151,7 +152,7 @@ def put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
             setattr(callback, name, state[name])
     if state.get("best") is not None and getattr(callback, "monitor_op", True) is None:
         # as Keras does at an epoch's end; an earlier batch may be compared with `best`
-        callback._set_monitor_op()
+        set_monitor_op(callback)()
     if isinstance(callback, keras.callbacks.OrbaxCheckpoint):
         vars(callback)["_save_checkpoint"] = partial(_save_once, callback)
     log = state.get(LOG, {})

@@ -27,6 +27,15 @@ from wholestep.checkpoints.position import changed_keys
 from wholestep.checkpoints.snapshot import plain
 from wholestep.data import Batches, content_of, layout_of
 from wholestep.embeddings.rows import GradientForm, form_of_gradients
+from wholestep.keras_private import (
+    compile_loss,
+    compile_metrics,
+    dtype_policy,
+    fn_kwargs,
+    inbound_nodes,
+    learning_rate,
+    user_argument,
+)
 from wholestep.model import CompiledObjective, Objective, distinct, layers
 from wholestep.program import Options
 from wholestep.tree import Tree
@@ -107,9 +116,9 @@ def settings_of(thing: Any, *, but: Iterable[str] = ()) -> Settings:
         for name, value in getattr(thing, "__dict__", {}).items()
         if not name.startswith("_") and name not in left_out
     }
-    attributes |= getattr(thing, "_fn_kwargs", {})  # of a loss or a metric that wraps a function
-    attributes["dtype"] = getattr(getattr(thing, "_dtype_policy", None), "name", None)
-    rate = getattr(thing, "_learning_rate", None)
+    attributes |= fn_kwargs(thing)  # of a loss or a metric that wraps a function
+    attributes["dtype"] = getattr(dtype_policy(thing), "name", None)
+    rate = learning_rate(thing)
     has_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     attributes["learning_rate"] = rate if has_schedule else None
     attributes["code"] = _code_of_class(type(thing))
@@ -159,7 +168,7 @@ def rates_of(model: keras.Model) -> dict[str, float]:
 def rate_variable(optimizer: Any) -> keras.Variable | None:
     """Return an optimizer's learning rate; None for a schedule, and for other objects."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    rate = getattr(inner, "_learning_rate", None)
+    rate = learning_rate(inner)
     is_rate = isinstance(inner, keras.optimizers.Optimizer) and isinstance(rate, keras.Variable)
     return rate if is_rate else None
 
@@ -202,7 +211,7 @@ def _wires(graph: list[keras.Operation]) -> list[Any]:
     parents: list[Any] = []
     constants: list[Any] = []
     for operation in graph:
-        for node in operation._inbound_nodes:
+        for node in inbound_nodes(operation):
             arguments = keras.tree.flatten([node.arguments.args, node.arguments.kwargs])
             fixed = [each for each in arguments if not isinstance(each, keras.KerasTensor)]
             parents.append([at.get(id(parent.operation)) for parent in node.parent_nodes])
@@ -212,13 +221,13 @@ def _wires(graph: list[keras.Operation]) -> list[Any]:
 
 def settings_of_run(model: keras.Model, objective: Objective, **others: Any) -> Settings:
     """Return the settings of the model, its loss and metrics, and of other objects by name."""
-    loss = getattr(model, "_compile_loss", None)
-    metrics = getattr(model, "_compile_metrics", None)
+    loss = compile_loss(model)
+    metrics = compile_metrics(model)
     if isinstance(objective, CompiledObjective):
-        others["loss"] = getattr(loss, "_user_loss", None)
-        others["loss_weights"] = getattr(loss, "_user_loss_weights", None)
+        others["loss"] = user_argument(loss, "loss")
+        others["loss_weights"] = user_argument(loss, "loss_weights")
         for name in ("metrics", "weighted_metrics"):
-            others[name] = getattr(metrics, f"_user_{name}", None)
+            others[name] = user_argument(metrics, name)
     else:
         others["objective"] = objective
     settings = model_settings(model) | _flat_all(others)

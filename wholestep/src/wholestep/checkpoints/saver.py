@@ -34,6 +34,7 @@ from wholestep.data import Batches
 from wholestep.engines import connect
 from wholestep.errors import CheckpointError, SpecificationError, message, tell, warn
 from wholestep.executor import Executor
+from wholestep.keras_private import direction
 from wholestep.processes import Processes
 from wholestep.run import Run
 from wholestep.safety import Ended, TerminatedWaiting, Termination, uninterrupted
@@ -407,8 +408,8 @@ def _direction(executor: Executor, keep_best: tuple[str, int] | tuple[str, int, 
     for metric in executor.model.metrics:
         metrics += [metric, *getattr(metric, "metrics", ())]
     bare = name.removeprefix("val_")
-    named = [metric for metric in metrics if metric.name == bare and hasattr(metric, "_direction")]
+    named = [metric for metric in metrics if metric.name == bare and direction(metric)]
     if bare != "loss" and not named:
         must = "keep_best must say whether less or more is better, where Keras does not know."
         raise SpecificationError(message(must, name, f'("{name}", 1, "max"), or "min".'))
-    return "max" if named and named[0]._direction == "up" else "min"
+    return "max" if named and direction(named[0]) == "up" else "min"

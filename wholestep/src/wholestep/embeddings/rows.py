@@ -23,6 +23,13 @@ from keras.optimizers import Optimizer
 from wholestep.cut import Cut
 from wholestep.embeddings.lookups import Lookups, first_reason, from_end
 from wholestep.engines import Engine
+from wholestep.keras_private import (
+    embeddings,
+    flatten_layers,
+    trainable_variables,
+    variable_index,
+    variable_key,
+)
 from wholestep.model import Forward
 from wholestep.state import EmbeddingTable, State, TableRows, Values, Variables
 from wholestep.sums import Piece, pieces_of
@@ -41,7 +48,7 @@ class _Adagrad(keras.optimizers.Adagrad):
             super().update_step(gradient, variable, learning_rate)
             return
         gradient = ops.cast(gradient, variable.dtype)
-        accumulator = self._accumulators[self._get_variable_index(variable)]
+        accumulator = self._accumulators[variable_index(self)(variable)]
         self.assign_add(accumulator, ops.square(gradient))
         roots = ops.sqrt(ops.add(accumulator, self.epsilon))
         scaled = ops.multiply(ops.cast(learning_rate, variable.dtype), gradient)
@@ -83,9 +90,9 @@ def find(
         return tables, reasons
     params = {id(v): i for i, v in enumerate(variables.params)}
     layers = [
-        (layer, params[id(layer._embeddings)])
-        for layer in model._flatten_layers()
-        if id(getattr(layer, "_embeddings", None)) in params
+        (layer, params[id(embeddings(layer))])
+        for layer in flatten_layers(model)()
+        if id(embeddings(layer)) in params
     ]
     num_layers = Counter(param for _, param in layers)
     for layer, param in layers:
@@ -97,7 +104,7 @@ def find(
         elif not why and num_layers[param] > 1:
             why = "two layers share it"
         if why:
-            reasons[layer._embeddings.path] = why
+            reasons[embeddings(layer).path] = why
         else:
             tables.append(EmbeddingTable(layer, param))
     return tables, reasons
@@ -136,9 +143,12 @@ def form_of_gradients(
 
 
 def _trained_tables(model: keras.Model) -> list[str]:
-    layers = model._flatten_layers()
-    embeddings = [layer for layer in layers if isinstance(layer, keras.layers.Embedding)]
-    return [layer.name for layer in embeddings if layer.trainable]
+    layers = flatten_layers(model)()
+    return [
+        layer.name
+        for layer in layers
+        if layer.trainable and isinstance(layer, keras.layers.Embedding)
+    ]
 
 
 def explain_lookups(optimizer: Optimizer, paths: Iterable[str]) -> str:
@@ -184,7 +194,7 @@ def _why_all_rows(layer: keras.layers.Embedding, optimizer: Optimizer) -> str:
     """Return the reason to update the full table; "" if there is none."""
     kind = type(optimizer)
     name = kind.__name__
-    weights = layer._embeddings
+    weights = embeddings(layer)
     is_extended = type(layer) is not keras.layers.Embedding or layer.lora_enabled
     reasons = {
         f"only plain SGD and Adagrad are known to leave other rows alone, not {name}": (
@@ -332,7 +342,7 @@ def for_rows(
     attributes.update(vars(optimizer))
     for name in (*kind.slots, "_variables", "_trainable_variables"):
         attributes[name] = replaced(name)
-    indices = {twin._var_key(v): i for i, v in enumerate(twin._trainable_variables)}
+    indices = {variable_key(twin)(v): i for i, v in enumerate(trainable_variables(twin))}
     attributes["_trainable_variables_indices"] = indices
     return twin
 

@@ -1,15 +1,12 @@
-"""The key-value store of `jax.distributed`, and exchanges through it, outside of collectives.
-
-Reads `jax._src.distributed.global_state`, the only way to the store.
-"""
+"""The key-value store of `jax.distributed`, and exchanges through it, outside of collectives."""
 
 import json
 from typing import Any
 
 import jax
-from jax._src import distributed
 
 from wholestep.errors import PeerError, message
+from wholestep.jax_private import store_client
 from wholestep.processes.protocol import T
 
 _DAY = 24 * 3600 * 1000  # ms
@@ -25,7 +22,7 @@ class KeyValueStore:
     """
 
     def __init__(self) -> None:
-        self._client = distributed.global_state.client
+        self._client = store_client()
         self.once: list[str] = []
 
     def set(self, key: str, value: object, again: bool = False) -> None:

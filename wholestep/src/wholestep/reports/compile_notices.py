@@ -15,6 +15,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.data import Batch
 from wholestep.errors import message, notify_if_long, tell, warn
+from wholestep.keras_private import total_width
 from wholestep.reports.report import Report
 
 _LONG = 2.0  # seconds
@@ -95,7 +96,7 @@ class Compilations:
         if self.is_quiet or isinstance(self.bar, ProgbarLogger):
             return
         progbar = None if self.bar is None else self.bar.progbar
-        if progbar is not None and progbar._prev_total_width:
+        if progbar is not None and total_width(progbar):
             progbar._prev_total_width = 0  # it is drawn anew below
             print(flush=True)
         self._tell(line)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wholestep.errors import invalid, warn
+from wholestep.keras_private import learning_rate
 from wholestep.reports.page import (
     LEGEND,
     assert_drawable,
@@ -281,7 +282,7 @@ class RunReport(keras.callbacks.Callback):
             parts["bytes"] / 2**20,
             "MiB",
         )
-        schedule = getattr(_inner(self.model), "_learning_rate", None)
+        schedule = learning_rate(_inner(self.model))
         if callable(schedule):
             iterations = parts["number"] - 1 - np.cumsum(parts["skipped"])
             rates = [_as_float(schedule(max(int(number), 0))) for number in iterations]
