@@ -19,7 +19,7 @@ from wholestep.cut import Cut
 from wholestep.embeddings.rows import RowPlan
 from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, invalid, message
-from wholestep.keras_private import compile_loss
+from wholestep.keras_private import compile_loss, compile_metrics
 from wholestep.model import Forward, are_same, is_overridden, layers
 from wholestep.reports.report import NO_LOGS, Report, ReportLayout
 from wholestep.state import State, Variables, merged
@@ -103,7 +103,7 @@ class CustomSteps:
 
     def _parts(self) -> list:
         model = self.model
-        compiled = [getattr(model, name, None) for name in ("_compile_loss", "_compile_metrics")]
+        compiled = [compile_loss(model), compile_metrics(model)]
         parts = [self._optimizer, *compiled, *self._optimizers(), model.run_eagerly]
         for layer in layers(model):
             parts += [layer, layer.trainable]

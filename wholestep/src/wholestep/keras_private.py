@@ -2,7 +2,9 @@
 
 Each line names an attribute and its use. An attribute that Keras lacks is refused by
 name, before an update; one with a default costs a message or some speed when it is gone. A test
-runs without each.
+runs without each. Written or overridden where they are used, and not listed: a variable's `_value`
+(engines.jax_variables), `_save_model` and `_save_checkpoint` of callbacks, the width and the parts
+of a progress bar (reports.compile_notices), and Adagrad's `_accumulators` (embeddings.rows).
 """
 
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from typing import Any
 import keras
 
 # As Keras has no public name for these functions, an import that fails is the error.
-from keras.src.backend import compute_output_spec, get_keras_mask
+from keras.src.backend import AutocastScope, compute_output_spec, get_keras_mask
 from keras.src.backend import random as backend_random
 from keras.src.backend.common.masking import set_keras_mask
 from keras.src.random.seed_generator import draw_seed
@@ -20,6 +22,7 @@ from keras.src.random.seed_generator import draw_seed
 from wholestep.errors import SpecificationError, message
 
 __all__ = [
+    "AutocastScope",
     "backend_random",
     "compute_output_spec",
     "draw_seed",
@@ -81,8 +84,13 @@ flat_losses = _needed("_flat_losses", "the losses by output")
 flatten_y = _needed("_flatten_y", "the labels by output")
 flat_metrics = _needed("_flat_metrics", "the metrics by output")
 flat_weighted_metrics = _needed("_flat_weighted_metrics", "the weighted metrics by output")
-fn = _wanted("_fn", "the function of a metric")
+wrapped = _wanted("_fn", "the function of a metric")
 fn_kwargs = _wanted("_fn_kwargs", "the options of a loss or a metric", {})
+
+
+def struct_of(model: Any, kind: str) -> Any:
+    """Return the nesting of a functional model's "input" or "output"; for the names of labels."""
+    return getattr(model, f"_{kind}s_struct", None)
 
 
 def user_argument(compiled: Any, name: str) -> Any:

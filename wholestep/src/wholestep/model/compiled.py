@@ -12,6 +12,15 @@ import keras
 
 from wholestep.data import Data, classify
 from wholestep.errors import SpecificationError, message
+from wholestep.keras_private import (
+    compile_loss,
+    compile_metrics,
+    flatten_layers,
+    functional,
+    loss_tracker,
+    struct_of,
+    takes_training,
+)
 from wholestep.tree import Tensor, Tree
 
 
@@ -26,7 +35,7 @@ def unpack(batch: Tree) -> tuple[Tree, Tree, Tree]:
 
 def outputs_of(model: keras.Model, x: Tree, *, training: bool) -> Any:
     """Call a model, in training or inference mode if it has modes."""
-    return model(x, training=training) if model._call_has_training_arg else model(x)
+    return model(x, training=training) if takes_training(model) else model(x)
 
 
 def without_labels(model: keras.Model, batch: Tree) -> str | None:
@@ -46,12 +55,12 @@ def without_labels(model: keras.Model, batch: Tree) -> str | None:
 
 def takes_labels(model: keras.Model) -> bool:
     """Whether a model was compiled with a loss."""
-    return getattr(model, "_compile_loss", None) is not None
+    return compile_loss(model) is not None
 
 
 def layers(model: keras.Model) -> list[keras.layers.Layer]:
     """Return the model and all layers in it."""
-    return list(model._flatten_layers())
+    return list(flatten_layers(model)())
 
 
 def is_overridden(model: keras.Model, name: str) -> bool:
@@ -73,9 +82,9 @@ def loss_trackers(model: keras.Model) -> dict[str, keras.metrics.Mean]:
     """Return the metrics that our sums replace, by their names in the logs."""
     if not model.compiled:
         return {}
-    trackers = {"loss": model._loss_tracker}
+    trackers = {"loss": loss_tracker(model)}
     if takes_labels(model) and not is_overridden(model, "compute_loss"):
-        losses = model._compile_loss.metrics
+        losses = compile_loss(model).metrics
         names = distinct([m.name for m in losses])
         trackers |= dict(zip(names, losses, strict=True))
     return trackers
@@ -114,12 +123,12 @@ def own_results(model: keras.Model) -> dict[str, Tensor]:
 
 def order_of(model: keras.Model) -> list[str]:
     """Return the names of the logs in the order in which `keras.Model.evaluate` lists them."""
-    trackers = model._compile_loss.metrics if takes_labels(model) else []
+    trackers = compile_loss(model).metrics if takes_labels(model) else []
     unique = distinct([m.name for m in trackers])
     renamed = dict(zip(map(id, trackers), unique, strict=True))
     names = []
     for metric in model.metrics:
-        is_compiled = metric is model._compile_metrics
+        is_compiled = metric is compile_metrics(model)
         parts = metric.metrics if is_compiled else [metric]
         names += [renamed.get(id(part), part.name) for part in parts]
     return names
@@ -127,9 +136,13 @@ def order_of(model: keras.Model) -> list[str]:
 
 def made_of(model: keras.Model, extra: list) -> list:
     """Return the objects that programs depend on; not their ids, which Python may reuse."""
-    names = "optimizer", "_compile_loss", "_compile_metrics"
-    compiled = [getattr(model, name, None) for name in names]
-    made_of = [*compiled, *model.trainable_variables, model.run_eagerly]
+    compiled = compile_loss(model), compile_metrics(model)
+    made_of = [
+        getattr(model, "optimizer", None),
+        *compiled,
+        *model.trainable_variables,
+        model.run_eagerly,
+    ]
     for metric in (*metrics_of(model), *extra):
         made_of += metric.variables
     for layer in layers(model):
@@ -144,7 +157,7 @@ def are_same(one: list, two: list) -> bool:
 
 def known_metrics(model: keras.Model, extra: list) -> list[keras.metrics.Metric] | None:
     """Return the compiled metrics and `extra`; None if layers update further metrics themselves."""
-    compiled = model._compile_metrics
+    compiled = compile_metrics(model)
     known = set(map(id, [compiled, *extra]))
     if not known.issuperset(map(id, metrics_of(model))):
         return None
@@ -294,7 +307,7 @@ def _labels(outputs: Tree, rest: list[str]) -> Tree:
 
 def _names_of(model: keras.Model, kind: str) -> Tree:
     """Return the names of the inputs or outputs, nested as labels would be; None without names."""
-    struct = getattr(model, f"_{kind}s_struct", None)
+    struct = struct_of(model, kind)
     if isinstance(struct, dict):
         return {key: key for key in struct}
     if kind == "input":
@@ -302,8 +315,8 @@ def _names_of(model: keras.Model, kind: str) -> Tree:
         names = [tensor.name for tensor in tensors]
     else:
         # a Sequential has the names of its outputs nowhere else
-        functional = getattr(model, "_functional", None) or model
-        names = list(getattr(functional, "output_names", None) or [])
+        built = functional(model) or model
+        names = list(getattr(built, "output_names", None) or [])
     if len(names) < 2:
         return names[0] if names else None
     return {name: name for name in names} if kind == "input" else names

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 from keras import ops
-from keras.src.backend import random as seam
-from keras.src.random.seed_generator import draw_seed
 
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
+from wholestep.keras_private import backend_random as seam
+from wholestep.keras_private import draw_seed
 from wholestep.model import distributions
 from wholestep.model.distributions import RandomBits
 from wholestep.tree import Tensor

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from wholestep.errors import shown
+from wholestep.keras_private import call_signature, nodes_by_depth
 from wholestep.model.compiled import layers
 
 _Node = Any  # a call of a layer or an operation
@@ -41,7 +42,7 @@ def values_for_tensors(model: keras.Model) -> list[str]:
 
 def _calls(layer: keras.Layer) -> Iterator[_Node]:
     """Return the calls in a functional model, from inputs to outputs; none in another layer."""
-    by_depth = getattr(layer, "_nodes_by_depth", {})
+    by_depth = nodes_by_depth(layer)
     for depth in sorted(by_depth, reverse=True):
         yield from by_depth[depth]
 
@@ -50,7 +51,7 @@ def _given(node: _Node) -> Iterator[tuple[inspect.Parameter, Any]]:
     """Return the named parameters of a call and their values."""
     operation = node.operation
     is_layer = isinstance(operation, keras.Layer)
-    signature = operation._call_signature if is_layer else inspect.signature(operation.call)
+    signature = call_signature(operation) if is_layer else inspect.signature(operation.call)
     bound = signature.bind_partial(*node.arguments.args, **node.arguments.kwargs)
     for name, value in bound.arguments.items():
         yield signature.parameters[name], value

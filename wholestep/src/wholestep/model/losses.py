@@ -12,10 +12,20 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 from keras import ops
-from keras.src.backend import get_keras_mask
 
 from wholestep import tree
 from wholestep.errors import BatchError, SpecificationError, message, warn
+from wholestep.keras_private import (
+    compile_loss,
+    compile_metrics,
+    compute_loss,
+    flat_losses,
+    flat_metrics,
+    flat_weighted_metrics,
+    flatten_y,
+    fn_kwargs,
+    get_keras_mask,
+)
 from wholestep.model.compiled import distinct, is_overridden, outputs_of, unpack
 from wholestep.model.objective import (
     LabelRange,
@@ -29,6 +39,7 @@ from wholestep.model.objective import (
     lengthened,
     selected,
 )
+from wholestep.patches import replaced
 from wholestep.tree import Tensor, Tree
 
 # Keras' losses that compare element by element; its others check shapes themselves, or take other
@@ -80,7 +91,7 @@ class CompiledObjective(Objective):
         updates = _metric_updates(model, y, y_pred, weight)
         updates += [MetricUpdate(m, y, y_pred) for m in self.extra_metrics]
         if is_overridden(model, "compute_loss"):
-            loss = model._compute_loss(x, y, y_pred, weight, training=training)
+            loss = compute_loss(model)(x, y, y_pred, weight, training=training)
             return ObjectiveOutput({"": _custom_loss(model, loss)}, {}, updates, is_complete=True)
         calls = self.calls(model, y, y_pred, weight)
         if training and not calls and not model.losses:
@@ -147,12 +158,10 @@ def _calls(
     weight: Tree,
 ) -> list[LossCall]:
     """Let Keras match outputs, labels and weights, and record each call of a loss."""
-    compile_loss = model._compile_loss
+    losses = compile_loss(model)
     calls = list[LossCall]()
-    if compile_loss is None:
+    if losses is None:
         return calls
-    entries = compile_loss._flat_losses
-    metrics = compile_loss._metrics
 
     def recorder(entry: Any) -> Any:
         def record(
@@ -166,13 +175,9 @@ def _calls(
 
         return entry._replace(loss=record, loss_weights=None)
 
-    compile_loss._flat_losses = [recorder(entry) for entry in entries]
-    compile_loss._metrics = [None] * len(entries)
-    try:
-        compile_loss(y, y_pred, weight)
-    finally:
-        compile_loss._flat_losses = entries
-        compile_loss._metrics = metrics
+    recorders = [recorder(entry) for entry in flat_losses(losses)]
+    with replaced(losses, _flat_losses=recorders, _metrics=[None] * len(recorders)):
+        losses(y, y_pred, weight)
     return calls
 
 
@@ -195,17 +200,17 @@ def _metric_updates(
     outputs: Tree,
     weight: Tree,
 ) -> list[MetricUpdate]:
-    compiled = model._compile_metrics
+    compiled = compile_metrics(model)
     if compiled is None:
         return []
-    y_true = compiled._flatten_y(y)
-    y_pred = compiled._flatten_y(outputs)
+    y_true = flatten_y(compiled)(y)
+    y_pred = flatten_y(compiled)(outputs)
     no_weights = [None] * len(y_true)
-    weights = no_weights if weight is None else compiled._flatten_y(weight)
+    weights = no_weights if weight is None else flatten_y(compiled)(weight)
     if len(weights) != len(y_true):
         weights = [weights[0]] * len(y_true)
-    plain = zip(compiled._flat_metrics, y_true, y_pred, no_weights, strict=False)
-    weighted = zip(compiled._flat_weighted_metrics, y_true, y_pred, weights, strict=False)
+    plain = zip(flat_metrics(compiled), y_true, y_pred, no_weights, strict=False)
+    weighted = zip(flat_weighted_metrics(compiled), y_true, y_pred, weights, strict=False)
     updates = []
     for group, *arguments in (*plain, *weighted):
         metrics = group.metrics if group else []
@@ -311,7 +316,7 @@ def label_ranges(call: LossCall, labels: list) -> list[LabelRange]:
     """Return the class numbers that a loss has outputs for, by the leaf of its labels."""
     if getattr(call.loss, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
         return []
-    options = call.loss._fn_kwargs
+    options = fn_kwargs(call.loss)
     num_classes = int(call.y_pred.shape[options.get("axis", -1)])
     ignored = options.get("ignore_class")
     indices = [i for i, leaf in enumerate(labels) if leaf is call.y_true]

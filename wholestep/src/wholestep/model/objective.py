@@ -15,12 +15,16 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 from keras.metrics import AUC
-from keras.src import backend
-from keras.src.backend import get_keras_mask
-from keras.src.backend.common.masking import set_keras_mask
 
 from wholestep import tree
 from wholestep.errors import SpecificationError, message, shown
+from wholestep.keras_private import (
+    AutocastScope,
+    fn_kwargs,
+    get_keras_mask,
+    set_keras_mask,
+    wrapped,
+)
 from wholestep.tree import Tensor, Tree
 
 
@@ -292,7 +296,7 @@ def with_mask_of(value: Tensor, other: Tensor) -> Tensor:
 
 def uncast() -> AbstractContextManager[object]:
     """Return a scope in which variables are read in their own dtype, not in the compute dtype."""
-    return backend.AutocastScope(None)
+    return AutocastScope(None)
 
 
 @dataclass(frozen=True)
@@ -307,10 +311,10 @@ class MetricUpdate:
     @property
     def is_whole(self) -> bool:
         """Whether the metric is a function that does not return one value per row."""
-        fn = getattr(self.metric, "_fn", None)
+        fn = wrapped(self.metric)
         if not isinstance(self.metric, keras.metrics.MeanMetricWrapper) or fn is None:
             return False
-        options = self.metric._fn_kwargs
+        options = fn_kwargs(self.metric)
         rank = len(getattr(self.y_pred, "shape", ()))
         if options.get("axis") in (0, -rank):
             return True
