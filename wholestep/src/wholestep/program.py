@@ -144,12 +144,7 @@ def loop_updates(
     """
 
     def program(
-        state: State,
-        given: Tree,
-        data: Tree,
-        rows: Tensor,
-        counts: Tensor,
-        span: Tensor,
+        state: State, given: Tree, data: Tree, rows: Tensor, counts: Tensor, span: Tensor
     ) -> tuple:
         first, num, begins = span[0], span[1], span[2]
 
@@ -175,11 +170,7 @@ def loop_updates(
 
 
 def compiled(
-    engine: Engine,
-    program: Callable,
-    arguments: tuple,
-    table: tuple[int, int],
-    **how: bool,
+    engine: Engine, program: Callable, arguments: tuple, table: tuple[int, int], **how: bool
 ) -> Compiled:
     """Return a program of `loop_updates`, compiled.
 
@@ -194,11 +185,7 @@ def compiled(
 
 
 def with_epoch_start(
-    state: State,
-    begins: Tensor,
-    *,
-    sums: tuple,
-    metrics: list[np.ndarray],
+    state: State, begins: Tensor, *, sums: tuple, metrics: list[np.ndarray]
 ) -> State:
     """Return the state with these sums if an epoch begins; with these metrics if it is `ALONE`.
 
@@ -206,11 +193,7 @@ def with_epoch_start(
     cannot know it.
     """
 
-    def replaced(
-        values: Iterable[Tensor],
-        empty: Iterable[np.ndarray],
-        where: Any,
-    ) -> list[Tensor]:
+    def replaced(values: Iterable[Tensor], empty: Iterable[np.ndarray], where: Any) -> list[Tensor]:
         pairs = zip(values, empty, strict=True)
         return [ops.where(where, ops.cast(e, value.dtype), value) for value, e in pairs]
 

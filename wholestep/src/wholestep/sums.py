@@ -115,11 +115,7 @@ def part_of(engine: Engine, cut: Cut, piece: Piece) -> Part | None:
 
 
 def zero_totals(
-    facts: TraceFacts,
-    values: Values,
-    lookups: LookupSizes,
-    num_parts: int,
-    num_rows: Tensor,
+    facts: TraceFacts, values: Values, lookups: LookupSizes, num_parts: int, num_rows: Tensor
 ) -> Totals:
     """Return the totals of no microbatch, for an update of `num_rows` rows.
 
@@ -158,11 +154,7 @@ def add_weights(total: Weights, outcome: MicrobatchSums) -> Weights:
 
 
 def lookup_sizes(
-    cut: Cut,
-    paths: list[str],
-    num_few: int,
-    few: list[Gradient],
-    full: list[Gradient],
+    cut: Cut, paths: list[str], num_few: int, few: list[Gradient], full: list[Gradient]
 ) -> LookupSizes:
     """Return the sizes of lookups, by the gradients of `num_few` rows and of the full batch.
 
@@ -196,10 +188,7 @@ def _total(reads: list[int | None]) -> int | None:
 
 
 def add_gradients(
-    total: list[Gradient],
-    new: list[Gradient],
-    lookups: LookupSizes,
-    part: Part | None,
+    total: list[Gradient], new: list[Gradient], lookups: LookupSizes, part: Part | None
 ) -> list[Gradient]:
     """Return the sums of gradients after one part of the batch; None for a part without rows."""
     added: list[Gradient] = []
@@ -258,9 +247,7 @@ def add(
 
 
 def moved_buffers(
-    floats: dict[int, bool],
-    before: list[Tensor],
-    moves: list[Tensor],
+    floats: dict[int, bool], before: list[Tensor], moves: list[Tensor]
 ) -> list[Tensor]:
     """Return the buffers after all microbatches, by the totals of `add`."""
     buffers = list(before)
@@ -275,11 +262,7 @@ def plus(total: Tensor, value: Tensor) -> Tensor:
 
 
 def weights_of_rows(
-    engine: Engine,
-    cut: Cut,
-    size: int,
-    first: Tensor,
-    count: Tensor,
+    engine: Engine, cut: Cut, size: int, first: Tensor, count: Tensor
 ) -> Tensor | None:
     """Return the weights of the rows of `engine.replicas.batch`; None if all weights are 1."""
     if not cut.padded:
@@ -298,12 +281,7 @@ def _accumulator(dtype: object) -> str:
     return "float64" if "float64" in str(dtype) else "float32"
 
 
-def row_share(
-    cut: Cut,
-    size: int,
-    first: Tensor,
-    count: Tensor,
-) -> Tensor:
+def row_share(cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor:
     """Return the share of the update's rows that lies in this microbatch."""
     if not cut.padded:
         return ops.full((), size / cut.rows, keras.config.floatx())
@@ -350,10 +328,7 @@ class EpochSums:
         return sums if is_fitting else engine.devices.place(empty)
 
     def loss(
-        self,
-        sums: dict[str, Any],
-        once: Tensor,
-        weights: dict[str, Any] | None = None,
+        self, sums: dict[str, Any], once: Tensor, weights: dict[str, Any] | None = None
     ) -> Tensor:
         """Return sum_k c_k * value_k / weight_k + once, by default by the sums' own weights."""
         loss = once
@@ -367,11 +342,7 @@ class EpochSums:
         return loss
 
     def add(
-        self,
-        epoch: tuple[Tensor, Tensor],
-        sums: dict[str, Any],
-        once: Tensor,
-        count: Tensor,
+        self, epoch: tuple[Tensor, Tensor], sums: dict[str, Any], once: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Add an update's sums to the epoch's: means by their weights, the rest by the rows."""
         rows = ops.cast(count, keras.config.floatx())
@@ -384,10 +355,7 @@ class EpochSums:
         return accumulate(epoch, ops.cast(update, epoch[0].dtype))
 
     def logs(
-        self,
-        epoch: tuple[Tensor, Tensor],
-        metrics: list[Tensor],
-        captured: Sequence[Tensor] = (),
+        self, epoch: tuple[Tensor, Tensor], metrics: list[Tensor], captured: Sequence[Tensor] = ()
     ) -> dict[str, Tensor]:
         """Return an epoch's numbers: the loss, Keras' metrics, named terms and custom results."""
         means = ratio(*epoch)
@@ -424,10 +392,7 @@ def ratio(high: Tensor, low: Tensor) -> Tensor:
 
 
 def first_logs(
-    forward: Forward,
-    values: Values,
-    batch: Tree,
-    row_weights: Tensor | None,
+    forward: Forward, values: Values, batch: Tree, row_weights: Tensor | None
 ) -> dict[str, Tensor]:
     """Call all user functions in a trace: the objective, regularisers, and metrics' results.
 

@@ -92,14 +92,7 @@ class Update(ABC):
         self.row_planner = RowPlanner(self.engine, self.forward, self.optimizer)
 
     @abstractmethod
-    def learned(
-        self,
-        cut: Cut,
-        state: State,
-        data: Tree,
-        rows: Tensor,
-        count: Tensor,
-    ) -> "Update":
+    def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> "Update":
         """Return this update with the properties that a trace of all user functions finds."""
 
     @abstractmethod
@@ -111,12 +104,7 @@ class Update(ABC):
         return ""
 
     def program(
-        self,
-        whole_update: WholeUpdate,
-        length: int,
-        empty: list[np.ndarray],
-        *,
-        loops: bool,
+        self, whole_update: WholeUpdate, length: int, empty: list[np.ndarray], *, loops: bool
     ) -> Callable[..., Any]:
         """Return the program of several updates, see `loop_updates`.
 
@@ -131,11 +119,7 @@ class Update(ABC):
         return updates if self.assigns else self.engine.variables.load_and_store(updates)
 
     def _reported(
-        self,
-        state: State,
-        logs: dict[str, Tensor],
-        loss: Tensor,
-        ok: Tensor,
+        self, state: State, logs: dict[str, Tensor], loss: Tensor, ok: Tensor
     ) -> tuple[State, Tensor]:
         """Return the state, stopped if not `ok`, and all numbers as one vector."""
         if self.stops:
@@ -189,12 +173,7 @@ class ObjectiveUpdate(Update):
         return summed or explain_lookups(self.optimizer, self._by_lookups)
 
     def learned(
-        self,
-        cut: Cut,
-        state: State,
-        data: Tree,
-        rows: Tensor,
-        count: Tensor,
+        self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor
     ) -> "ObjectiveUpdate":
         """Return this update with the properties that a trace of all user functions finds.
 
@@ -208,12 +187,7 @@ class ObjectiveUpdate(Update):
         few = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
 
         def trace(forward: Forward, times: int = 1) -> None:
-            def microbatch(
-                values: Values,
-                data: Tree,
-                rows: Tensor,
-                count: Tensor,
-            ) -> Tensor:
+            def microbatch(values: Values, data: Tree, rows: Tensor, count: Tensor) -> Tensor:
                 nonlocal layout
                 row_weights = weights_of_rows(self.engine, cut, rows.shape[0], count, count)
                 batch = self.engine.replicas.batch(data, rows)
@@ -238,11 +212,7 @@ class ObjectiveUpdate(Update):
         sizes: LookupSizes | None = None  # by the first call: an eager update is called again
 
         def whole_update(
-            state: State,
-            captured: list[Tensor],
-            data: Tree,
-            rows: Tensor,
-            count: Tensor,
+            state: State, captured: list[Tensor], data: Tree, rows: Tensor, count: Tensor
         ) -> tuple[State, Tensor]:
             nonlocal sizes
             inputs = self._inputs(state._replace(captured=captured), row_plan, rows, count)
@@ -277,13 +247,7 @@ class ObjectiveUpdate(Update):
 
     # ---- before the folds ----
 
-    def _inputs(
-        self,
-        state: State,
-        row_plan: RowPlan,
-        rows: Tensor,
-        count: Tensor,
-    ) -> SumInputs:
+    def _inputs(self, state: State, row_plan: RowPlan, rows: Tensor, count: Tensor) -> SumInputs:
         captured = self.forward.captured_in(state)
         params = self.engine.variables.params(state, {table.param for table in row_plan.tables})
         values = Values(params, state.buffers, state.metrics, captured)
@@ -299,11 +263,7 @@ class ObjectiveUpdate(Update):
             return self.optimizer.scale_loss(one)
 
     def _lookup_sizes(
-        self,
-        cut: Cut,
-        gradient: GradientOf,
-        data: Tree,
-        inputs: SumInputs,
+        self, cut: Cut, gradient: GradientOf, data: Tree, inputs: SumInputs
     ) -> LookupSizes:
         """Return the sizes of the lookups to add up; empty where one part has all lookups."""
         if not cut.has_parts or self.dense_gradients or not self.engine.ops.has_slices:
@@ -340,11 +300,7 @@ class ObjectiveUpdate(Update):
             begin: the totals of no microbatch.
         """
 
-        def of_replica(
-            data: Tree,
-            carried: Tree,
-            given: tuple[SumInputs, Total],
-        ) -> Total:
+        def of_replica(data: Tree, carried: Tree, given: tuple[SumInputs, Total]) -> Total:
             inputs, total = given
             total = total._replace(carried=carried)
             inputs = inputs.with_params(self.engine.variables.replica_params(inputs.values.params))
@@ -359,29 +315,17 @@ class ObjectiveUpdate(Update):
         return type(begin)(*total)
 
     def _microbatch(
-        self,
-        cut: Cut,
-        row_plan: RowPlan,
+        self, cut: Cut, row_plan: RowPlan
     ) -> tuple[Microbatch[Weights], GradientOf, Callable[..., Totals]]:
         """Return the functions of a microbatch: weights, gradient, and the totals after it."""
         sums_of = self._sums_with(row_plan)
 
-        def weigh(
-            data: Tree,
-            inputs: SumInputs,
-            total: Weights,
-            piece: Piece,
-        ) -> Weights:
+        def weigh(data: Tree, inputs: SumInputs, total: Weights, piece: Piece) -> Weights:
             batch, row_weights, first = self._part(cut, inputs, data, *piece[:2])
             outcome = self._sums(inputs.values, batch, row_weights, (), first)
             return add_weights(total, outcome)
 
-        def gradient(
-            inputs: SumInputs,
-            data: Tree,
-            rows: Tensor,
-            first: Tensor,
-        ) -> Differentiated:
+        def gradient(inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor) -> Differentiated:
             batch, row_weights, first = self._part(cut, inputs, data, rows, first)
             num_rows = tree.num_rows(batch)
 
@@ -403,11 +347,7 @@ class ObjectiveUpdate(Update):
         traced = self.engine.programs.traced(gradient)
 
         def add_microbatch(
-            sizes: LookupSizes,
-            data: Tree,
-            inputs: SumInputs,
-            total: Totals,
-            piece: Piece,
+            sizes: LookupSizes, data: Tree, inputs: SumInputs, total: Totals, piece: Piece
         ) -> Totals:
             rows, first, number = piece
             values = inputs.values._replace(metrics=total.carried)
@@ -428,12 +368,7 @@ class ObjectiveUpdate(Update):
         return sums if self.forward.facts.draws else self.engine.programs.inlined(traced)
 
     def _part(
-        self,
-        cut: Cut,
-        inputs: SumInputs,
-        data: Tree,
-        rows: Tensor,
-        first: Tensor,
+        self, cut: Cut, inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor
     ) -> tuple[Tree, Tensor | None, Tensor]:
         """Return a replica's rows of a microbatch, their weights, and the first row's place."""
         row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.num_rows)
@@ -464,12 +399,7 @@ class ObjectiveUpdate(Update):
     # ---- after the folds, once for the full batch ----
 
     def _proposal(
-        self,
-        cut: Cut,
-        state: State,
-        inputs: SumInputs,
-        total: Totals,
-        sizes: LookupSizes,
+        self, cut: Cut, state: State, inputs: SumInputs, total: Totals, sizes: LookupSizes
     ) -> Proposal:
         """Regularise once, divide once, and guard."""
         sums, metrics, after = total
@@ -490,11 +420,7 @@ class ObjectiveUpdate(Update):
         return Proposal(new, grads, loss, is_good)
 
     def _regularise(
-        self,
-        params: list[Tensor],
-        grads: list[Gradient],
-        scale: Tensor,
-        captured: list[Tensor],
+        self, params: list[Tensor], grads: list[Gradient], scale: Tensor, captured: list[Tensor]
     ) -> tuple[list[Gradient], Tensor]:
         """Add the weight regularisation, once; the gradient of a regularised table is dense."""
         if not self.forward.has_penalty:
@@ -516,11 +442,7 @@ class ObjectiveUpdate(Update):
         return regularised, penalty
 
     def _is_good(
-        self,
-        state: State,
-        loss: Tensor,
-        grads: list[Gradient],
-        buffers: list[Tensor],
+        self, state: State, loss: Tensor, grads: list[Gradient], buffers: list[Tensor]
     ) -> Tensor:
         """Whether loss, gradients and moved buffers are finite, and no update has failed before."""
         guarded = self.forward.moved_where_finite(state.buffers, buffers)
@@ -531,10 +453,6 @@ class ObjectiveUpdate(Update):
         return is_running & self.engine.ops.is_finite(guarded)
 
 
-def with_verdict(
-    logs: dict[str, Tensor],
-    loss: Tensor,
-    applied: Tensor,
-) -> dict[str, Tensor]:
+def with_verdict(logs: dict[str, Tensor], loss: Tensor, applied: Tensor) -> dict[str, Tensor]:
     """Return the epoch's logs with the update's loss, and whether it was applied."""
     return logs | {UPDATE_LOSS: loss, APPLIED: applied}

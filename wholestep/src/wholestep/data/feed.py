@@ -119,12 +119,7 @@ class Resident(_Feed):
         self._is_checked = False
 
     def blocks(
-        self,
-        num: int | None,
-        size: Count,
-        *,
-        once: bool = False,
-        ahead: Count | None = None,
+        self, num: int | None, size: Count, *, once: bool = False, ahead: Count | None = None
     ) -> Iterator[Block]:
         """Yield blocks of at most size() updates, `num` in all (None: to the end of the epoch).
 
@@ -292,12 +287,7 @@ class Loaded(_Feed):
         self._queue = BatchQueue()
 
     def blocks(
-        self,
-        num: int | None,
-        size: Count,
-        *,
-        once: bool = False,
-        ahead: Count | None = None,
+        self, num: int | None, size: Count, *, once: bool = False, ahead: Count | None = None
     ) -> Iterator[Block]:
         """Yield blocks of at most size()/16 updates, or one: a block waits for its last batch.
 

@@ -104,8 +104,7 @@ def resets_on_the_host(metric: keras.metrics.Metric) -> bool:
 
 
 def tracked(
-    model: keras.Model,
-    numbers: Mapping[str, Tensor | float],
+    model: keras.Model, numbers: Mapping[str, Tensor | float]
 ) -> list[tuple[keras.Variable, Tensor | float]]:
     """Return the variables of the loss trackers, and their values for these logs of an epoch."""
     pairs: list[tuple[keras.Variable, Tensor | float]] = []
@@ -221,9 +220,7 @@ class Columns:
 
 
 def open_columns(
-    data: Data,
-    model: keras.Model,
-    **how: bool,
+    data: Data, model: keras.Model, **how: bool
 ) -> tuple[Data, Callable[[Any], tuple]]:
     """Return a dataset of a model's columns, and the function that makes batches of them.
 
@@ -326,11 +323,7 @@ def _flat(names: Tree) -> list[str]:
     return [name for name in keras.tree.flatten(names) if name is not None]
 
 
-def _unclear(
-    model: keras.Model,
-    names: Collection[str],
-    what: str,
-) -> SpecificationError:
+def _unclear(model: keras.Model, names: Collection[str], what: str) -> SpecificationError:
     inputs = ", ".join(_flat(_names_of(model, "input"))) or "no names"
     outputs = ", ".join(_flat(_names_of(model, "output"))) or "no names"
     must = (

@@ -200,13 +200,7 @@ class _Probe:
         can_move: which rows' values differ between these and the first run.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        forward: Forward,
-        state: State,
-        batch: Batch,
-    ):
+    def __init__(self, engine: Engine, forward: Forward, state: State, batch: Batch):
         num_rows = batch.num_rows
         self.engine = engine
         self.forward = forward
@@ -238,13 +232,7 @@ class _Probe:
             self._programs[size] = program.call
         return devices.fetch(self._programs[size](self.state, *given))
 
-    def _function(
-        self,
-        state: State,
-        batch: Tree,
-        start: Tensor,
-        extreme: Tensor,
-    ) -> RowResults:
+    def _function(self, state: State, batch: Tree, start: Tensor, extreme: Tensor) -> RowResults:
         values = _values(self.engine, state)
         values = values._replace(params=[_wiggled(p) for p in values.params])
         return replace(self.forward, extreme=extreme).rows(values, batch, start)
@@ -331,12 +319,7 @@ class _Probe:
         return "mean" if np.isclose(value, parts / 2, rtol=1e-4) else "whole"
 
 
-def probe(
-    engine: Engine,
-    forward: Forward,
-    state: State,
-    batch: Batch,
-) -> Coupling:
+def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupling:
     """Run the objective on a few rows of an update, and return the coupling of the rows."""
     if any(getattr(layer, "stateful", False) for layer in layers(forward.model)):
         return Coupling(keeps=True)
@@ -362,12 +345,7 @@ def probe(
     )
 
 
-def metrics_ignore_padding(
-    engine: Engine,
-    forward: Forward,
-    state: State,
-    batch: Batch,
-) -> bool:
+def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
     """Whether rows of weight 0 add nothing to the metrics, by experiment."""
     rows = np.arange(_ROWS) % batch.num_rows
     few = engine.devices.place(batch.rows_at(rows))
@@ -382,12 +360,7 @@ def metrics_ignore_padding(
         return False
 
 
-def metrics_are_additive(
-    engine: Engine,
-    forward: Forward,
-    state: State,
-    batch: Batch,
-) -> bool:
+def metrics_are_additive(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
     """Whether the metrics' states are sums over rows, by experiment."""
     size = _ROWS // 2
     places = [(np.arange(size) + start) % batch.num_rows for start in (0, size)]
@@ -409,10 +382,7 @@ def metrics_are_additive(
 
 
 def _are_close(
-    engine: Engine,
-    function: Callable[..., tuple[list, list]],
-    state: State,
-    data: Tree,
+    engine: Engine, function: Callable[..., tuple[list, list]], state: State, data: Tree
 ) -> bool:
     """Whether the two results of a function are equal up to rounding."""
     program = engine.programs.compile(function, (state, data), spends=False)

@@ -99,11 +99,7 @@ class RandomBits:
         return self._with_extremes(words, PAIRS, is_second, stream)
 
     def _with_extremes(
-        self,
-        words: Tensor,
-        which: int,
-        places: np.ndarray,
-        stream: Tensor | int,
+        self, words: Tensor, which: int, places: np.ndarray, stream: Tensor | int
     ) -> Tensor:
         """Return words, extreme at `places` if `extreme` is `which`, and everywhere if it is `ALL`.
 
@@ -145,13 +141,7 @@ class RandomBits:
         low = self._upper_bits(shape, 26, "float64", 2 * stream + 1)
         return high * 2.0**26 + low
 
-    def _upper_bits(
-        self,
-        shape: Shape,
-        num_bits: int,
-        dtype: str,
-        stream: Tensor | int,
-    ) -> Tensor:
+    def _upper_bits(self, shape: Shape, num_bits: int, dtype: str, stream: Tensor | int) -> Tensor:
         words = self.words(shape, stream)
         return ops.cast(
             ops.right_shift(words, ops.convert_to_tensor(32 - num_bits, "uint32")), dtype
@@ -181,34 +171,21 @@ def uniform(
 
 
 def normal(
-    bits: RandomBits,
-    shape: Shape,
-    mean: Number = 0.0,
-    stddev: Number = 1.0,
-    dtype: str = "float32",
+    bits: RandomBits, shape: Shape, mean: Number = 0.0, stddev: Number = 1.0, dtype: str = "float32"
 ) -> Tensor:
     """Return numbers of a normal distribution, by the inverse of its distribution function."""
     drawn = ops.cast(standard(bits, shape, wide(dtype)), dtype)
     return drawn * ops.cast(stddev, dtype) + ops.cast(mean, dtype)
 
 
-def standard(
-    bits: RandomBits,
-    shape: Shape,
-    dtype: str,
-    stream: Tensor | int = 0,
-) -> Tensor:
+def standard(bits: RandomBits, shape: Shape, dtype: str, stream: Tensor | int = 0) -> Tensor:
     """Return numbers of the normal distribution of mean 0 and deviation 1."""
     inside = bits.inside(shape, dtype, stream)
     return math.sqrt(2) * ops.erfinv(2.0 * inside - 1.0)
 
 
 def truncated_normal(
-    bits: RandomBits,
-    shape: Shape,
-    mean: Number = 0.0,
-    stddev: Number = 1.0,
-    dtype: str = "float32",
+    bits: RandomBits, shape: Shape, mean: Number = 0.0, stddev: Number = 1.0, dtype: str = "float32"
 ) -> Tensor:
     """Return numbers of a normal distribution, all less than two deviations from its mean."""
     inside = bits.inside(shape, wide(dtype))
@@ -218,11 +195,7 @@ def truncated_normal(
 
 
 def randint(
-    bits: RandomBits,
-    shape: Shape,
-    minval: Tensor | int,
-    maxval: Tensor | int,
-    dtype: str = "int32",
+    bits: RandomBits, shape: Shape, minval: Tensor | int, maxval: Tensor | int, dtype: str = "int32"
 ) -> Tensor:
     """Return whole numbers of [minval, maxval), fewer than 2**32 of them.
 
@@ -255,12 +228,7 @@ def _high(one: Tensor, two: Tensor) -> Tensor:
     return a * c + ops.right_shift(cross, half) + ops.right_shift(middle, half)
 
 
-def categorical(
-    bits: RandomBits,
-    logits: Tensor,
-    num_samples: int,
-    dtype: str = "int32",
-) -> Tensor:
+def categorical(bits: RandomBits, logits: Tensor, num_samples: int, dtype: str = "int32") -> Tensor:
     """Return class numbers (rows, samples) for logits (rows, classes), by Gumbel's trick."""
     rows, classes = logits.shape
     computed = wide(keras.backend.standardize_dtype(logits.dtype))
@@ -270,12 +238,7 @@ def categorical(
     return ops.cast(ops.argmax(noisy, axis=-1), dtype)
 
 
-def dropout(
-    bits: RandomBits,
-    inputs: Tensor,
-    rate: float,
-    noise_shape: Shape,
-) -> Tensor:
+def dropout(bits: RandomBits, inputs: Tensor, rate: float, noise_shape: Shape) -> Tensor:
     """Return the inputs with some set to 0, and the rest scaled up.
 
     `noise_shape` is 1 along the axes that share a draw.
@@ -306,23 +269,14 @@ def shuffle(bits: RandomBits, x: Tensor, axis: int = 0) -> Tensor:
 # on the trials of other elements.
 
 
-def gamma(
-    bits: RandomBits,
-    shape: Shape,
-    alpha: Number,
-    dtype: str = "float32",
-) -> Tensor:
+def gamma(bits: RandomBits, shape: Shape, alpha: Number, dtype: str = "float32") -> Tensor:
     """Return numbers of gamma distributions of scale 1, with their derivative by alpha."""
     log = _log_gamma(bits, shape, alpha, wide(dtype), 0)
     return ops.cast(ops.exp(log), dtype)
 
 
 def beta(
-    bits: RandomBits,
-    shape: Shape,
-    alpha: Number,
-    beta: Number,
-    dtype: str = "float32",
+    bits: RandomBits, shape: Shape, alpha: Number, beta: Number, dtype: str = "float32"
 ) -> Tensor:
     """Return numbers of beta distributions: the ratio of a gamma number to the sum of two."""
     one = _log_gamma(bits, shape, alpha, wide(dtype), 0)
@@ -330,13 +284,7 @@ def beta(
     return ops.cast(ops.sigmoid(one - two), dtype)
 
 
-def _log_gamma(
-    bits: RandomBits,
-    shape: Shape,
-    alpha: Number,
-    dtype: str,
-    number: int,
-) -> Tensor:
+def _log_gamma(bits: RandomBits, shape: Shape, alpha: Number, dtype: str, number: int) -> Tensor:
     """Return logarithms of gamma numbers.
 
     By Marsaglia and Tsang, "A simple method for generating gamma variables" (2000).
@@ -379,10 +327,7 @@ def _with_slope(bits: RandomBits, log: Tensor, alphas: Tensor) -> Tensor:
 
 
 def _first_accepted(
-    trial: Callable[[Tensor], tuple[Tensor, Tensor]],
-    shape: Shape,
-    dtype: str,
-    is_valid: Tensor,
+    trial: Callable[[Tensor], tuple[Tensor, Tensor]], shape: Shape, dtype: str, is_valid: Tensor
 ) -> Tensor:
     """Return each element's first accepted value of `trial`: number -> (values, are accepted).
 
@@ -390,11 +335,7 @@ def _first_accepted(
         is_valid: where parameters are valid; elsewhere no trial would ever be accepted.
     """
 
-    def next_trial(
-        t: Tensor,
-        values: Tensor,
-        done: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def next_trial(t: Tensor, values: Tensor, done: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         candidates, are_accepted = trial(t)
         return t + 1, ops.where(done, values, candidates), done | are_accepted
 
@@ -409,11 +350,7 @@ def _goes_on(t: Tensor, _: Tensor, done: Tensor) -> Tensor:
 
 
 def binomial(
-    bits: RandomBits,
-    shape: Shape,
-    counts: Number,
-    probabilities: Number,
-    dtype: str = "float32",
+    bits: RandomBits, shape: Shape, counts: Number, probabilities: Number, dtype: str = "float32"
 ) -> Tensor:
     """Return numbers of binomial distributions: the successes in `counts` trials.
 
@@ -439,13 +376,7 @@ def binomial(
     return ops.cast(ops.where(is_valid, successes, _NAN), dtype)
 
 
-def _inverted(
-    bits: RandomBits,
-    shape: Shape,
-    dtype: str,
-    n: Tensor,
-    q: Tensor,
-) -> Tensor:
+def _inverted(bits: RandomBits, shape: Shape, dtype: str, n: Tensor, q: Tensor) -> Tensor:
     """Return the number of waiting times for a success that fit into n trials."""
     scale = ops.log1p(-q)
 
@@ -467,13 +398,7 @@ def _inverted(
     return state[1]
 
 
-def _transformed(
-    bits: RandomBits,
-    shape: Shape,
-    dtype: str,
-    n: Tensor,
-    q: Tensor,
-) -> Tensor:
+def _transformed(bits: RandomBits, shape: Shape, dtype: str, n: Tensor, q: Tensor) -> Tensor:
     """Return binomial numbers by transformed rejection; n * q must be >= 10, and q <= 1/2."""
     deviation = ops.sqrt(n * q * (1 - q))
     b = 1.15 + 2.53 * deviation

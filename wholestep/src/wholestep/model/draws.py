@@ -105,9 +105,7 @@ class DrawFact:
 
 
 def compare(
-    one: Sequence[DrawRequest],
-    num_rows: int,
-    two: Sequence[DrawRequest] | None,
+    one: Sequence[DrawRequest], num_rows: int, two: Sequence[DrawRequest] | None
 ) -> tuple[DrawFact, ...]:
     """Return the properties of draws, by the requests on `num_rows` rows and on twice as many.
 
@@ -179,12 +177,7 @@ class Draws:
             return self.engine.traces.tracing_anew()
         return nullcontext()
 
-    def draw(
-        self,
-        name: str,
-        keras_draw: Callable[..., Tensor],
-        given: dict[str, Any],
-    ) -> Tensor:
+    def draw(self, name: str, keras_draw: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
         """Return the numbers of one call of `keras.random`: Keras' unless the draw has known rows.
 
         Args:

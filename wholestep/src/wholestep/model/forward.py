@@ -197,12 +197,7 @@ class Forward:
         return MicrobatchSums(sums, extra, *self._after(scope, values), assigned)
 
     def rows(
-        self,
-        values: Values,
-        batch: Tree,
-        first: Tensor | int = 0,
-        *,
-        lookups: Lookups = NOTHING,
+        self, values: Values, batch: Tree, first: Tensor | int = 0, *, lookups: Lookups = NOTHING
     ) -> RowResults:
         """Return the objective's values and weights by row; NaN for rows missing in a table."""
         with self._scope(values) as scope, lookups.noting(values.params):
@@ -214,12 +209,7 @@ class Forward:
         return RowResults(by_term, extra, self._after(scope, values)[0])
 
     def ids(
-        self,
-        values: Values,
-        batch: Tree,
-        first: Tensor | int,
-        *,
-        lookups: Lookups,
+        self, values: Values, batch: Tree, first: Tensor | int, *, lookups: Lookups
     ) -> list[Tensor]:
         """Return the row numbers that the objective looks up, by group of `lookups`.
 
@@ -231,11 +221,7 @@ class Forward:
         return lookups.ids(noted)
 
     def lookups(
-        self,
-        values: Values,
-        batch: Tree,
-        *,
-        lookups: Lookups,
+        self, values: Values, batch: Tree, *, lookups: Lookups
     ) -> tuple[Lookups, list[str]]:
         """Return the objective's lookups, and the reasons to pass tables as a whole."""
         noting = lookups.noting(values.params)
@@ -251,11 +237,7 @@ class Forward:
         return alone, self._metrics_after(values, batch, slice(None), weights)
 
     def _metrics_after(
-        self,
-        values: Values,
-        batch: Tree,
-        rows: slice,
-        row_weights: Tensor | None,
+        self, values: Values, batch: Tree, rows: slice, row_weights: Tensor | None
     ) -> list:
         with self._scope(values) as scope:
             with self._calling(batch, 0):
@@ -282,10 +264,7 @@ class Forward:
             return {name: as_tensor(value) for name, value in results.items()}
 
     def own_results(
-        self,
-        metrics: list,
-        numbers: dict[str, Tensor],
-        captured: Sequence[Tensor] | None = None,
+        self, metrics: list, numbers: dict[str, Tensor], captured: Sequence[Tensor] | None = None
     ) -> dict[str, Tensor]:
         """Return the results of a model's custom `get_metrics_result`, by name; {} without one."""
         if not isinstance(self.objective, CompiledObjective):
@@ -363,12 +342,7 @@ class Forward:
         with explained(self.model, self.objective, batch), self._drawing(batch, first):
             yield
 
-    def _output(
-        self,
-        result: object,
-        batch: Tree,
-        again: Values | None,
-    ) -> ObjectiveOutput:
+    def _output(self, result: object, batch: Tree, again: Values | None) -> ObjectiveOutput:
         """Check the objective's result; `again`: the values for a second call, None for none."""
         metrics = {m.name: m for m in self.metrics}
         num_rows = tree.num_rows(batch)
@@ -398,11 +372,7 @@ class Forward:
         return self._drawing_rows(num_rows, first, is_backward=True)
 
     def _drawing_rows(
-        self,
-        num_rows: int,
-        first: Tensor | int,
-        *,
-        is_backward: bool = False,
+        self, num_rows: int, first: Tensor | int, *, is_backward: bool = False
     ) -> AbstractContextManager:
         engine = self.draws_by
         if engine is None:

@@ -79,12 +79,7 @@ class CompiledObjective(Objective):
         self._has_warned_of_losses = False
         self._has_warned_of_labels = False
 
-    def __call__(
-        self,
-        model: keras.Model,
-        batch: Tree,
-        training: bool,
-    ) -> ObjectiveOutput:
+    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> ObjectiveOutput:
         """Return the terms of the compiled losses and the updates of the compiled metrics."""
         x, y, weight = unpack(batch)
         y_pred = outputs_of(model, x, training=training)
@@ -114,13 +109,7 @@ class CompiledObjective(Objective):
             divisors=_divisors(calls, tree.leaves(weight)),
         )
 
-    def calls(
-        self,
-        model: keras.Model,
-        y: Tree,
-        y_pred: Tree,
-        weight: Tree,
-    ) -> list[LossCall]:
+    def calls(self, model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
         """Return the losses that Keras minimises, each with its output, labels and weights.
 
         Of several for one output and one leaf of labels, it is only the first.
@@ -151,12 +140,7 @@ def _divisors(calls: list[LossCall], weights: list[Tensor]) -> tuple[int, ...]:
     return tuple(i for i, leaf in enumerate(weights) if any(leaf is w for w in dividing))
 
 
-def _calls(
-    model: keras.Model,
-    y: Tree,
-    y_pred: Tree,
-    weight: Tree,
-) -> list[LossCall]:
+def _calls(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
     """Let Keras match outputs, labels and weights, and record each call of a loss."""
     losses = compile_loss(model)
     calls = list[LossCall]()
@@ -164,11 +148,7 @@ def _calls(
         return calls
 
     def recorder(entry: Any) -> Any:
-        def record(
-            y_true: Tensor,
-            y_pred: Tensor,
-            weight: Tensor | None = None,
-        ) -> float:
+        def record(y_true: Tensor, y_pred: Tensor, weight: Tensor | None = None) -> float:
             coefficient = 1.0 if entry.loss_weights is None else entry.loss_weights
             calls.append(LossCall(entry.loss, coefficient, entry.name, y_true, y_pred, weight))
             return 0.0
@@ -194,12 +174,7 @@ def _custom_loss(model: keras.Model, loss: Tensor | None) -> ScalarTerm:
     return ScalarTerm(ops.convert_to_tensor(loss))
 
 
-def _metric_updates(
-    model: keras.Model,
-    y: Tree,
-    outputs: Tree,
-    weight: Tree,
-) -> list[MetricUpdate]:
+def _metric_updates(model: keras.Model, y: Tree, outputs: Tree, weight: Tree) -> list[MetricUpdate]:
     compiled = compile_metrics(model)
     if compiled is None:
         return []
@@ -244,12 +219,7 @@ def unreduced(call: LossCall) -> Term:
     return _reduce(values, weight, mask, call)
 
 
-def _reduce(
-    values: Tensor,
-    weight: Tensor | None,
-    mask: Tensor | None,
-    call: LossCall,
-) -> Term:
+def _reduce(values: Tensor, weight: Tensor | None, mask: Tensor | None, call: LossCall) -> Term:
     reduction = call.loss.reduction
     if reduction == "sum":
         return Sum(values, _product(weight, mask), call.coefficient)
@@ -359,9 +329,7 @@ def axes_to_compare(one: tuple, two: tuple) -> tuple[tuple, tuple]:
 
 
 def check_labels(
-    ranges: Collection[LabelRange],
-    batch: Tree,
-    numbers: np.ndarray | None = None,
+    ranges: Collection[LabelRange], batch: Tree, numbers: np.ndarray | None = None
 ) -> None:
     """Refuse class numbers that have no output: backends would ignore them, or return garbage.
 

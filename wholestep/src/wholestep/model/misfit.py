@@ -29,11 +29,7 @@ _SHAPES = "ncompatible shapes", "imensions must be equal"  # of JAX, and of Tens
 
 @contextmanager
 def explained(
-    model: keras.Model,
-    objective: Objective | None,
-    batch: Tree,
-    *,
-    inputs_only: bool = False,
+    model: keras.Model, objective: Objective | None, batch: Tree, *, inputs_only: bool = False
 ) -> Iterator[None]:
     """Context of a call of the model: an error because of the batch becomes a chained BatchError.
 

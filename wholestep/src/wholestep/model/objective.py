@@ -163,9 +163,7 @@ def _align(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def _weighted_sum(
-    values: Tensor,
-    weights: Tensor | None,
-    row_weights: Tensor | None,
+    values: Tensor, weights: Tensor | None, row_weights: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return sum(values * weights), and the weights, broadcast; None if all are 1."""
     values = wide(values)
@@ -455,9 +453,7 @@ def _term(term: object, label: str) -> Term:
 
 
 def _metric_update(
-    label: str,
-    arguments: object,
-    metrics: dict[str, keras.metrics.Metric],
+    label: str, arguments: object, metrics: dict[str, keras.metrics.Metric]
 ) -> MetricUpdate:
     if label not in metrics or not isinstance(arguments, tuple):
         must = (
