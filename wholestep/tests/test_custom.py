@@ -562,7 +562,11 @@ def test_one_weight_of_several_outputs_comes_as_it_was_given():
     for model in (ours, theirs):
         model.compile("sgd", ["mse", "mse"])
     found = ws.Trainer(ours).fit(X, **data, **CALMLY).history
-    check_logs(found, theirs.fit(X, **data, **CALMLY).history)
+    expected = theirs.fit(X, **data, **CALMLY).history
+    if keras.backend.backend() == "tensorflow":
+        # Keras does not know the rows of a batch there, and averages batches in an output's loss.
+        found, expected = {"loss": found["loss"]}, {"loss": expected["loss"]}
+    check_logs(found, expected)
     check_close(ours.get_weights(), theirs.get_weights())
     assert keras.tree.is_nested(theirs.handed)
     assert not keras.tree.is_nested(ours.handed)
