@@ -239,9 +239,10 @@ def test_a_loop_computes_the_same_bits_and_judging_moves_nothing(how):
             with stepcheck.watch(model, data=(x, y)) as report:
                 go(model, x, y)
             after = values(model)
-            assert faults(report) == [Fault.STATISTICS_NEVER_WRITTEN_BACK] * (
-                ENGINE == "jax" and how == "by hand"
-            )
+            # the loop by hand on JAX drops the state that each step returns
+            dropped = [Fault.STATISTICS_THROWN_AWAY, Fault.SEEDS_THROWN_AWAY]
+            is_dropped = ENGINE == "jax" and how == "by hand"
+            assert faults(report) == (dropped if is_dropped else [])
             for one, two in zip(after, values(model), strict=True):
                 np.testing.assert_array_equal(one, two)
             assert model.train_function is function
