@@ -161,7 +161,6 @@ def worse(before: dict[str, Row], now: Iterable[Row]) -> Iterator[str]:
     and only its seconds count.
     """
     for new in now:
-        old = before.get(new.name)
         if new.not_run:
             continue
         if new.failed:
@@ -169,20 +168,24 @@ def worse(before: dict[str, Row], now: Iterable[Row]) -> Iterator[str]:
             continue
         if new.kind == "right" and new.findings:
             yield f"{new.name}: a finding on a right loop ({new.findings[0].quantity})"
-        if old is None or old.not_run or old.failed:
-            continue
-        if old.is_located and not new.is_located:
-            yield f"{new.name}: no longer located ({new.expected})"
-        elif old.is_at_fault and not new.is_at_fault:
-            yield f"{new.name}: no longer at the line of the fault"
-        missed = sorted(old.found_beside - new.found_beside)
-        if missed:
-            yield f"{new.name}: no longer found: {', '.join(missed)}"
-        fewer = [stage for stage in STAGES if stage in old.judged and stage not in new.judged]
-        if new.kind == "right" and fewer:
-            yield f"{new.name}: no longer judged: {', '.join(fewer)}"
-        if new.seconds > 2 * old.seconds and new.seconds > old.seconds + SLACK:
-            yield f"{new.name}: {new.seconds:.1f} s of the processor, which were {old.seconds:.1f}"
+        old = before.get(new.name)
+        if old is not None and not old.not_run and not old.failed:
+            yield from (f"{new.name}: {change}" for change in _losses(old, new))
+
+
+def _losses(old: Row, new: Row) -> Iterator[str]:
+    """Yield what a loop's row has no longer."""
+    if old.is_located and not new.is_located:
+        yield f"no longer located ({new.expected})"
+    elif old.is_at_fault and not new.is_at_fault:
+        yield "no longer at the line of the fault"
+    if missed := sorted(old.found_beside - new.found_beside):
+        yield f"no longer found: {', '.join(missed)}"
+    fewer = [stage for stage in STAGES if stage in old.judged and stage not in new.judged]
+    if new.kind == "right" and fewer:
+        yield f"no longer judged: {', '.join(fewer)}"
+    if new.seconds > 2 * old.seconds and new.seconds > old.seconds + SLACK:
+        yield f"{new.seconds:.1f} s of the processor, which were {old.seconds:.1f}"
 
 
 def page(rows: Iterable[Row]) -> str:

@@ -120,18 +120,23 @@ BOTH = {
 
 
 def _is_of_the_other(item):
-    """Whether the suite leaves a test to the other engine."""
+    """Whether the suite leaves a test to the other engine, or to the larger runs."""
     module = item.module.__name__
     engine = keras.backend.backend()
+    shares = [mark.args for mark in item.iter_markers("shared")]
+    if shares:
+        return any(_owner(owners, f"{i} {item.name}") != engine for i, owners in enumerate(shares))
     if module in BOTH or item.get_closest_marker("own"):
         return False
     if module in EITHER:
         return engine != "jax"
     is_for_one = item.get_closest_marker("skipif") is not None
-    return (
-        not is_for_one
-        and engine != ("jax", "tensorflow", "jax", "jax")[zlib.crc32(item.name.encode()) % 4]
-    )
+    return not is_for_one and _owner(("jax", "tensorflow", "jax", "jax"), item.name) != engine
+
+
+def _owner(owners, name):
+    """Return the engine that runs a test, by a hash of its name: a new test moves no other."""
+    return owners[zlib.crc32(name.encode()) % len(owners)]
 
 
 @pytest.hookimpl(tryfirst=True)

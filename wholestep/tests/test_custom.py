@@ -188,7 +188,7 @@ def test_numbers_that_are_called_as_the_metrics_are_theirs_at_the_end_of_an_epoc
     assert seen == [0] * 10  # each update's are those that the step returned
 
 
-@pytest.mark.parametrize("name", share(MODELS, other=True))
+@pytest.mark.parametrize("name", share(MODELS))
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, tmp_path):
     make, data = MODELS[name]

@@ -362,12 +362,23 @@ class Killed(BaseException):
     pass
 
 
+def copied_until_killed(folder, kept):
+    """Copy two checkpoints, the second one twice, and remove the first; return what was begun."""
+    begun = []
+    try:
+        kept.claim("first")
+        for step in (1, 2, 2):
+            begun.append(step)
+            store.copy(folder, step, kept)
+        kept.remove(1)
+    except Killed:
+        return begun, True
+    return begun, False
+
+
 def test_a_writer_that_is_killed_at_any_change_leaves_a_good_checkpoint(
     memory, tmp_path, monkeypatch
 ):
-    """Two checkpoints are copied, the second one twice, and the first is removed; each change may
-    be the last.
-    """
     opened = Memory._open
     removed = Memory._rm
     left = [0]
@@ -392,16 +403,7 @@ def test_a_writer_that_is_killed_at_any_change_leaves_a_good_checkpoint(
     seen = set()
     for num in range(1, 100):
         kept, left[0] = store.Store(f"{memory}/{num}"), num
-        begun = []
-        is_killed = False
-        try:
-            kept.claim("first")
-            for step in (1, 2, 2):
-                begun.append(step)
-                store.copy(folder, step, kept)
-            kept.remove(1)
-        except Killed:
-            is_killed = True
+        begun, is_killed = copied_until_killed(folder, kept)
         other, left[0] = store.Store(f"{memory}/{num}"), 0
         steps = other.steps()
         for step in steps:

@@ -82,7 +82,7 @@ def test_a_nest_that_is_sparse_in_parts():
     assert batches.position == (1, 0)
 
 
-@pytest.mark.parametrize("kind", share(KINDS, other=True))
+@pytest.mark.parametrize("kind", share(KINDS))
 @pytest.mark.slow
 def test_batches_of_a_generator_may_be_sparse(kind):
     def draw(make):

@@ -63,7 +63,7 @@ def test_no_bit_differs_between_cuts_of_all_cases(case):
 
 
 @pytest.mark.parametrize(
-    ("weighting", "size"), share(zip(WEIGHTINGS, (6, 6, 1, 1, 6, 1), strict=True), other=True)
+    ("weighting", "size"), share(zip(WEIGHTINGS, (6, 6, 1, 1, 6, 1), strict=True))
 )
 @pytest.mark.slow
 def test_no_bit_differs_between_cuts_of_a_short_batch(weighting, size):

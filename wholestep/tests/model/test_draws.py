@@ -308,7 +308,7 @@ def trained(size, *middle, replicas=None, num_rows=16, rate=0.5):
     return snapshot(made) | step.logs | {"own loss": step.loss}
 
 
-@pytest.mark.parametrize("parts", share((2, 3, 5, 16), other=True))
+@pytest.mark.parametrize("parts", share((2, 3, 5, 16)))
 @pytest.mark.slow
 def test_no_bit_of_an_update_with_dropout_differs_between_cuts(parts):
     assert differing(trained("auto"), trained(-(-16 // parts))) == []

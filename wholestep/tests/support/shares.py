@@ -1,5 +1,6 @@
-"""What one engine's suite takes of a list while the other's takes the rest; the larger runs have
-all of it on both.
+"""The cases of a list that the suite of one engine runs, and the other's; all run in the larger runs.
+
+`conftest.py` chooses by a hash of a case's id, so that a new case moves no other.
 """
 
 from collections.abc import Iterable
@@ -10,42 +11,26 @@ import pytest
 ENGINE = keras.backend.backend()
 
 
-def share(cases: Iterable, *, other: bool = False) -> list:
-    """Return the cases; those that the other engine has, or neither, are for the larger runs alone.
-
-    Of four, JAX has the first and TensorFlow the second (`other`: the other way round).
-    """
-    owners = ("tensorflow", "jax", "", "") if other else ("jax", "tensorflow", "", "")
-    return [
-        pytest.param(*case, marks=pytest.mark.own if owners[i % 4] == ENGINE else pytest.mark.large)
-        for i, case in enumerate(_parts(cases))
-    ]
+def share(cases: Iterable) -> list:
+    """Return the cases, of which about a quarter runs on each engine, and half on neither."""
+    return _marked(cases, pytest.mark.shared("jax", "tensorflow", "", ""))
 
 
 def halves(cases: Iterable) -> list:
-    """Return the cases, each for one engine's suite: JAX has the first, TensorFlow the second. None
-    is left out.
-    """
-    return [
-        pytest.param(
-            *case,
-            marks=pytest.mark.own if ("jax", "tensorflow")[i % 2] == ENGINE else pytest.mark.large,
-        )
-        for i, case in enumerate(_parts(cases))
-    ]
-
-
-def _parts(cases: Iterable) -> list[tuple]:
-    return [case if isinstance(case, tuple) else (case,) for case in cases]
+    """Return the cases, of which each runs on one of the engines."""
+    return _marked(cases, pytest.mark.shared("jax", "tensorflow"))
 
 
 def later(cases: Iterable) -> list:
     """Return cases for the larger runs alone: others of their kind are tried always."""
-    return [pytest.param(*case, marks=pytest.mark.large) for case in _parts(cases)]
+    return _marked(cases, pytest.mark.large)
+
+
+def _marked(cases: Iterable, mark: pytest.MarkDecorator) -> list:
+    parts = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*part, marks=mark) for part in parts]
 
 
 def on(engine: str) -> pytest.MarkDecorator:
-    """Return the mark of a test that the suite runs on this engine alone; the larger runs have it
-    on both.
-    """
+    """Return the mark of a test that only one engine's suite runs."""
     return pytest.mark.own if engine == ENGINE else pytest.mark.large
