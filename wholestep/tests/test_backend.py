@@ -30,7 +30,7 @@ def test_the_backend_is_the_one_that_keras_will_take(monkeypatch, tmp_path, said
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """Let it look as if nobody had imported Keras or a public name."""
+    """Restore the state before Keras or a public name was imported."""
     monkeypatch.delitem(sys.modules, "keras")
     monkeypatch.delitem(vars(ws), "Trainer", raising=False)
     return monkeypatch

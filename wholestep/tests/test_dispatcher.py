@@ -77,7 +77,7 @@ class Outcome(NamedTuple):
 
 
 class Fresh:
-    """A trainer that begins anew for every training; what it has compiled stays."""
+    """A trainer that begins anew for every training, and keeps its compiled programs."""
 
     def __init__(self, **options):
         self.trainer = ws.Trainer(
@@ -115,7 +115,7 @@ def assert_nothing_is_watched(made):
         assert not any("watch" in name for name in vars(variable))
 
 
-# ---- who looks ----
+# ---- reads ----
 
 
 def every(num):
@@ -358,7 +358,7 @@ def test_a_generator_is_drawn_from_when_its_batch_is_asked_for(sent):
     assert set(sent) <= {1}
 
 
-# ---- who changes something ----
+# ---- changes ----
 
 
 def set_rate(callback, batch):
@@ -497,7 +497,7 @@ def test_an_error_in_a_callback_leaves_the_state_of_its_update(sent, error):
     assert same(ahead, train())
 
 
-# ---- who comes at a bad moment ----
+# ---- reads at a bad moment ----
 
 
 def ahead_of(made, num=17):
@@ -695,7 +695,7 @@ def test_only_who_sets_a_captured_variable_takes_back_what_was_sent(sent, reads)
     assert (sum(sent) <= NUM) == reads
 
 
-# ---- a loop of one's own ----
+# ---- custom loops ----
 
 
 def loop(look, **options):

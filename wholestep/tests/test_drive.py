@@ -24,7 +24,7 @@ def batches_of(size, x=X, y=Y):
 
 
 class Again:
-    """Ready-made batches that can be iterated over again, of a number that is not told."""
+    """Ready-made batches of unknown number that can be iterated over again."""
 
     def __init__(self, size):
         self.size = size
@@ -518,7 +518,7 @@ BAD = (np.full_like(X, np.nan), Y)
 
 
 def left_behind_a_failure(trainer, how):
-    """Leave the trainer with an update that was not applied, and that nobody has looked at."""
+    """Leave the trainer with an update that was not applied and has not been read."""
     if how == "break":
         for step in trainer.steps(ws.Batches(iter([(X, Y), BAD]))):
             if step.batch == 1:

@@ -43,7 +43,7 @@ def test_threads_and_absent_handlers_are_left_alone(monkeypatch):
 
 
 def test_a_sigterm_that_comes_while_garbage_is_collected_is_not_lost(monkeypatch):
-    """Python tells what is raised there as unraisable, and goes on."""
+    """Python reports exceptions there as unraisable, and continues."""
     told = []
 
     class Garbage:

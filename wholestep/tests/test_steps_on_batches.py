@@ -1,4 +1,4 @@
-"""A batch in hand, as a loop written for `keras.Model` asks for it."""
+"""The methods of `keras.Model` for a single batch."""
 
 import gc
 

@@ -18,7 +18,7 @@ def fit(made, x=X, y=Y, *, trainer=None, **how):
     return trainer.fit(x, y, **{"batch_size": 6, "epochs": 2, "verbose": 0} | how)
 
 
-# ---- one compiled step, whoever runs the loop ----
+# ---- one compiled step for `fit` and for custom loops ----
 
 
 def test_steps_equal_fit_to_the_bit():

@@ -1,4 +1,4 @@
-"""`run_eagerly`: model and objective see numbers, and the update is the one that is compiled."""
+"""`run_eagerly`: model and objective see numbers; the update equals the compiled update."""
 
 import keras
 import numpy as np
@@ -40,7 +40,7 @@ class Looking(keras.Model):
 
 
 class Own(Looking):
-    """Has a step of its own."""
+    """Has a custom step."""
 
     def train_step(self, *given):
         if ENGINE == "tensorflow":
@@ -143,9 +143,7 @@ def test_an_objective_sees_numbers_and_is_called_once_for_an_update_but_for_the_
 
 
 class OfTraining(ws.Objective):
-    """Counts the calls of training in a variable of its own, which an evaluation does not
-    assign.
-    """
+    """Counts the calls of training in a variable, which an evaluation does not assign."""
 
     def __init__(self):
         self.count = keras.Variable(0.0, trainable=False)

@@ -190,7 +190,7 @@ DATA = np.arange(24, dtype="float32").reshape(8, 3)
 
 
 class Case:
-    """A small model, its engine for so many replicas, and its state. Everything is a whole
+    """A small model, its engine for `replicas`, and its state. Everything is a whole
     number.
     """
 
@@ -962,7 +962,7 @@ def compiled_by_itself(function):
 
 
 def holds_closes_over(case):
-    """A function that is compiled by itself, and multiplies its gradient by a value of the
+    """A function that is compiled separately, and multiplies its gradient by a value of the
     program.
     """
 
@@ -1010,7 +1010,7 @@ def holds_frame(case):
 
 
 def holds_is_kept(case):
-    """A function that is compiled by itself, called twice in a program; JAX keeps no trace for
+    """A function that is compiled separately, called twice in a program; JAX keeps no trace for
     others.
     """
     seen = {}

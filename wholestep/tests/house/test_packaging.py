@@ -1,4 +1,4 @@
-"""What an installed wholestep is to others: typed, and made of what pyproject.toml names."""
+"""An installed wholestep is typed, and its requirements are complete."""
 
 import ast
 import re
@@ -80,7 +80,7 @@ def test_a_users_script_has_types(tmp_path, monkeypatch):
     assert re.findall(r"^.*: error: .*$", out, re.M) == [
         f'wrong.py:{len(SCRIPT.splitlines()) + 4}: error: "int" has no attribute "upper"  [attr-defined]'
     ]
-    # or installed, nobody would look at the types
+    # or installed, the type checker would skip the types
     assert (ROOT / "src" / "wholestep" / "py.typed").exists()
 
 

@@ -24,7 +24,7 @@ class Named(keras.Sequential):
 
 @pytest.fixture
 def strictly():
-    """Every warning is an error, whatever the test configuration leaves out."""
+    """Every warning is an error, also those that the test configuration ignores."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield

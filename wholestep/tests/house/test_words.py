@@ -1,6 +1,4 @@
-"""Sentences of the source and of the pages are those of the field: phrases that stumble a reader
-only get fewer.
-"""
+"""The source and the pages are written in the field's English: odd phrases only get fewer."""
 
 import ast
 import re
@@ -38,9 +36,7 @@ def lines_of_source(path):
 
 
 def lines_of_page(path):
-    """Yield the lines of a page outside of its blocks of code, with what is between backticks left
-    out.
-    """
+    """Yield the lines of a page, without its blocks of code and the text between backticks."""
     for i, part in enumerate(path.read_text().split("```")):
         yield from [] if i % 2 else re.sub(r"`[^`]*`", "x", part).splitlines()
 

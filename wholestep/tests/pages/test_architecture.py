@@ -114,7 +114,7 @@ def walk(request, monkeypatch):
     )
     devices = type(engine.devices)
     monkeypatch.setattr(devices, "stage", noting(devices.stage))
-    # It would trace the update by itself, and the loop over updates would reuse that trace.
+    # It would trace the update separately, and the loop over updates would reuse that trace.
     monkeypatch.setattr(type(engine.programs), "loops_slowly", lambda *_: False)
     keras.utils.clear_session()
     model = keras.Sequential([keras.Input((X.shape[1],)), keras.layers.Dense(1)])

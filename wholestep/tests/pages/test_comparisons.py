@@ -1,6 +1,4 @@
-"""What is compared with Keras' fit is compared fairly: under no seed that makes its epochs repeat
-one order.
-"""
+"""Comparisons with Keras' fit are fair: no seed makes its epochs repeat one order."""
 
 import ast
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Every recipe runs as it stands, and what it reads besides its model is read anew."""
+"""Every recipe runs unchanged, and reads its variables outside of the model anew."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Models with steps of their own, each on the contract of the engine that runs."""
+"""Models with custom steps, each written for the running engine."""
 
 import keras
 import numpy as np
@@ -29,7 +29,7 @@ def network(num_inputs, num_outputs, seed):
 
 
 class Lean(keras.Model):
-    """A model of parts, without a `call`; its parts are built, and Keras is told so."""
+    """A model of parts, without a `call`; its parts are built, and `built` is set."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ class Lean(keras.Model):
 
 
 class Encoding(Lean):
-    """A variational autoencoder, as in the guides of Keras: trackers of its own, a draw, one
+    """A variational autoencoder, as in the guides of Keras: custom trackers, a draw, one
     optimizer.
     """
 
@@ -117,7 +117,7 @@ def encoding():
 
 
 class Adversaries(Lean):
-    """A generator and a discriminator, each with an optimizer of its own, given to a `compile` of
+    """A generator and a discriminator, each with an optimizer, given to a `compile` of
     the model's own.
     """
 

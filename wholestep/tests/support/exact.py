@@ -158,7 +158,7 @@ def one_update(case, microbatch_size, *, num_rows=None, short=False, replicas=No
 
 
 def spread_over(replicas):
-    """Return the scope under which a model for so many replicas is built."""
+    """Return the scope in which a model for `replicas` is built."""
     if replicas is None or keras.backend.backend() != "tensorflow":
         return contextlib.nullcontext()
     import tensorflow as tf

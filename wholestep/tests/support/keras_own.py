@@ -3,7 +3,7 @@ pytest.
 
 `make keras-own` runs them. Each call of `fit`, `evaluate`, `predict`, `train_on_batch`,
 `test_on_batch` and `predict_on_batch` goes to a `Trainer` of the model, and data adapters hand out
-what a model's step sees (`keras_own_data.py`). docs/notes/004-keras-own-tests.md says what came of
+what a model's step sees (`keras_own_data.py`). docs/notes/004-keras-own-tests.md has the results of
 each case.
 """
 
@@ -65,7 +65,7 @@ def trainer_of(model):
 
 
 def through(name):
-    """Return a method of Keras that is carried out by this library."""
+    """Return a method of Keras that this library runs."""
     own = getattr(OWN, name)
 
     @functools.wraps(own)

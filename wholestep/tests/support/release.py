@@ -32,7 +32,7 @@ BESIDE_TORCH = ("keras", "jax", "tensorflow", "wholestep")
 
 @dataclass(frozen=True)
 class Archives:
-    """What was built of one package."""
+    """The archives of one package."""
 
     wheel: Path
     source: Path

@@ -1,4 +1,4 @@
-"""Scripts that tests start in processes of their own, the programs of pages, and pages of HTML."""
+"""Scripts that tests start in new processes, the programs of pages, and pages of HTML."""
 
 import ast
 import html.parser

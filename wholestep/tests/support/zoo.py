@@ -1,4 +1,4 @@
-"""Small models of the kinds that users bring, each with data of its own. No two of them are trained
+"""Small models of the kinds that users bring, each with its data. No two of them are trained
 by one path.
 """
 
@@ -42,7 +42,7 @@ TAGS = whole(3, 4)
 
 
 class Kind(NamedTuple):
-    """How a model is made and what it is shown.
+    """The construction of a model, and its data.
 
     Args:
         make: returns the model.
@@ -427,7 +427,7 @@ def two_outputs_without_names():
 
 
 class Counting(L.Layer):
-    """Counts its training batches, and scales by what it counted."""
+    """Counts its training batches, and scales by the count."""
 
     def __init__(self):
         super().__init__()
@@ -444,7 +444,7 @@ def counter():
     return chain(VECTORS, L.Dense(3), Counting(), L.Dense(2))
 
 
-# ---- losses of its own ----
+# ---- custom losses ----
 
 
 class OnTop(keras.Model):
@@ -540,7 +540,7 @@ def variational_autoencoder():
 
 
 class Reporting(keras.Model):
-    """Reports a number of its own beside the metrics."""
+    """Reports a number in addition to the metrics."""
 
     def get_metrics_result(self):
         return super().get_metrics_result() | {"twice": 2 * self._loss_tracker.result()}
