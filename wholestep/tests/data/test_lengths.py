@@ -244,3 +244,10 @@ def test_ready_made_batches_have_no_budget(arguments):
         ws.SpecificationError, match=r"Ready-made batches have their own size|need a token budget"
     ):
         ws.Batches(iter([np.zeros((2, 3))]), **arguments)
+
+
+def test_a_part_of_arrays_that_is_none_stays_none():
+    wide = {"a": np.ones((4, 5)), "unused": None}
+    batch = ws.Batches(wide, tokens=20, length={"a": np.array([3, 4, 5, 2])}).example()
+    assert batch["unused"] is None
+    assert batch["a"].ndim == 2

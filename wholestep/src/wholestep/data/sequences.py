@@ -137,7 +137,10 @@ class Sequences:
         return checked(self.source.transform(batch))
 
     def _nested(self, parts: list) -> Any:
-        return keras.tree.pack_sequence_as(self.row, parts)
+        if not isinstance(self.source, Arrays):
+            return keras.tree.pack_sequence_as(self.row, parts)
+        remaining = iter(parts)
+        return tree.map_leaves(lambda _: next(remaining), self.row)
 
     def _columns(self, rows: ndarray) -> list[tuple[RowLeaf, list[ndarray]]]:
         """Return every leaf with its part of each of these rows, as arrays."""
@@ -214,7 +217,10 @@ def measure(source: Arrays | IndexedRows, length: Tree | Callable, pad: Tree) ->
     lengths = np.stack([_checked(path, values, source.num_rows) for path, values in named])
     has_no_empty = (lengths > 0).all(axis=0)
     row = _row(source, int(np.argmax(has_no_empty)))
-    leaves = {path: RowLeaf(path, leaf) for path, leaf in keras.tree.flatten_with_path(row)}
+    parts = keras.tree.flatten_with_path(row)
+    if isinstance(source, Arrays):  # a part of None stays None
+        parts = [(path, leaf) for path, leaf in parts if leaf is not None]
+    leaves = {path: RowLeaf(path, leaf) for path, leaf in parts}
     for number, path in enumerate(paths):
         owned = [leaf for leaf in _below(path, leaves) if np.ndim(leaf.example)]
         if not owned:
