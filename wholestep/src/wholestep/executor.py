@@ -82,59 +82,28 @@ class Executor:
         self.engine = engine = context.engine
         self._access = engine.variables
         self.model = context.model
-        self.steps = context.steps
+        self.steps = steps = context.steps
         self.objective = context.objective
-        model = context.model
-        steps = context.steps
-        objective = context.objective
         options = context.options
-        variables = context.variables
-        seen = replace(variables, slots=[])  # an evaluation needs none
-        evaluating = Forward(
-            model,
-            objective,
-            metrics,
-            seen,
-            training=False,
-            freezes_reads=engine.traces.freezes_reads,
-        )
-        keeps = engine.optimizer.keeps_assigned
-        forward = replace(
-            evaluating, variables=variables, training=True, keeps_assigned=keeps, draws_by=engine
-        )
-        stops = options.on_nonfinite == "raise"
-        update: Update = (
-            CustomUpdate(engine, forward, steps, stops=stops)
-            if steps.trains
-            else ObjectiveUpdate(
-                engine,
-                forward,
-                context.optimizer,
-                stops=stops,
-                dense_gradients=options.dense_gradients or is_linear(context.optimizer),
-            )
-        )
+        training, evaluating = _forward_passes(context, metrics)
+        update = _update_of(context, training)
         self.planner = Planner(
             engine, update, options.microbatch_size, options.memory_limit, findings
         )
-        self.evaluation = Evaluation(engine.evaluation or engine, evaluating, steps)
+        self.evaluation = evaluation = Evaluation(engine.evaluation or engine, evaluating, steps)
         self.compilations = Compilations()
-        self.compilations.is_quiet = self.evaluation.compilations.is_quiet = (
-            engine.processes.index > 0
-        )
+        for notices in (self.compilations, evaluation.compilations):
+            notices.is_quiet = engine.processes.index > 0
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
-        self._resets_on_the_host = is_overridden(model, "reset_metrics") or any(
-            map(resets_on_the_host, metrics)
-        )
-        self._checks_batches = isinstance(objective, CompiledObjective) and not steps.trains
+        has_custom_reset = is_overridden(self.model, "reset_metrics")
+        self._resets_on_the_host = has_custom_reset or any(map(resets_on_the_host, metrics))
+        self._checks_batches = isinstance(self.objective, CompiledObjective) and not steps.trains
         # values of a snapshot for variables that are not known yet
         self._unclaimed: list[tuple[str, Numbers]] = []
         self._row_tables = ProgramCache()
         self._single = SingleBatches(engine.devices, self._row_tables)
-        self._single_evaluated = SingleBatches(
-            self.evaluation.engine.devices, self.evaluation.row_tables
-        )
+        self._single_evaluated = SingleBatches(evaluation.engine.devices, evaluation.row_tables)
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
         counts: Any = steps if steps.trains else context.optimizer
         self.ledger = UpdateLedger(engine, counts, why, skips=options.on_nonfinite == "skip")
@@ -454,6 +423,40 @@ class Executor:
         """Wait until all processes have reached the same position in the data."""
         epoch, step = feed.batches.position
         self.engine.processes.barrier(f"stands at batch {step} of epoch {epoch}")
+
+
+def _forward_passes(
+    context: Context, metrics: list[keras.metrics.Metric]
+) -> tuple[Forward, Forward]:
+    """Return the forward pass of an update, and that of an evaluation."""
+    engine = context.engine
+    evaluating = Forward(
+        context.model,
+        context.objective,
+        metrics,
+        replace(context.variables, slots=[]),  # an evaluation needs none
+        training=False,
+        freezes_reads=engine.traces.freezes_reads,
+    )
+    training = replace(
+        evaluating,
+        variables=context.variables,
+        training=True,
+        keeps_assigned=engine.optimizer.keeps_assigned,
+        draws_by=engine,
+    )
+    return training, evaluating
+
+
+def _update_of(context: Context, forward: Forward) -> Update:
+    """Return an update by the model's custom step, or by the gradient of the objective."""
+    options = context.options
+    stops = options.on_nonfinite == "raise"
+    if context.steps.trains:
+        return CustomUpdate(context.engine, forward, context.steps, stops=stops)
+    optimizer = context.optimizer
+    dense = options.dense_gradients or is_linear(optimizer)
+    return ObjectiveUpdate(context.engine, forward, optimizer, stops=stops, dense_gradients=dense)
 
 
 def _pass(batch: Batch, program: Program | None = None) -> None:
