@@ -140,15 +140,12 @@ class Setup:
             x, take = open_columns(x, self.model, is_prepared=prepare is not None)
         arguments.check_data(x, y, sample_weight)
         arguments.check_weighting(class_weight, sample_weight)
-        alone = (
-            y is None and sample_weight is None and (self.objective is not None or not x.are_arrays)
-        )
         is_custom = self.steps.trains if method == "fit" else self.steps.tests
-        # as in Keras
-        alone |= (
-            is_custom and y is sample_weight is None and not isinstance(x.content, list | tuple)
-        )
-        data = x if alone else x.with_labels(y, sample_weight)
+        # An objective gets the arrays as they are; a custom step too, unless they are a sequence.
+        is_batch = self.objective is not None or not x.are_arrays
+        is_batch |= is_custom and not isinstance(x.content, list | tuple)
+        is_alone = y is None and sample_weight is None
+        data = x if is_alone and is_batch else x.with_labels(y, sample_weight)
         batches = open_batches(
             data,
             batch_size,
@@ -164,7 +161,7 @@ class Setup:
     def ready_batches(self, data: Data) -> Batches:
         """Return the batches for `steps`."""
         arguments.check_compiled(self.model, self.objective)
-        data = self._by_columns(data, None, shuffle=True, seed=self.seed)
+        data = self._by_columns("fit", data, None, shuffle=True, seed=self.seed)
         return open_batches(data, prepare=self._preparation("fit"), seed=self.seed)
 
     def single_batch(self, batch: Tree, method: str) -> Tree:
@@ -183,9 +180,11 @@ class Setup:
         `batch_size`.
         """
         size = asked or batch_size
+        are_ready = data.are_ready
         prepare = self._preparation("evaluate")
-        batches = open_batches(self._by_columns(data, size), size, prepare=prepare, shuffle=False)
-        if asked is not None and data.are_ready:
+        data = self._by_columns("evaluate", data, size)
+        batches = open_batches(data, size, prepare=prepare, shuffle=False)
+        if asked is not None and are_ready:
             warn(
                 f"validation_batch_size={asked} has no effect: the validation data come in batches "
                 "already."
@@ -196,7 +195,8 @@ class Setup:
         """Return the batches to predict, and whether each is a tuple (x, ...) with x as the
         input.
         """
-        x = self._by_columns(x, batch_size, inputs_only=True)
+        x = self._by_columns("predict", x, batch_size, inputs_only=True)
+        # an objective replaces the preprocessing of labels, not of the model's inputs
         prepare = preparation(self.model, "predict")
         is_whole = x.keeps_position or prepare is not None
         x = x.with_labels(None, None) if prepare is not None and x.are_arrays else x
@@ -206,6 +206,7 @@ class Setup:
 
     def _by_columns(
         self,
+        method: str,
         data: Data,
         batch_size: int | None,
         *,
@@ -218,9 +219,8 @@ class Setup:
         """
         if self._is_own or not data.has_columns:
             return data
-        rows, take = open_columns(
-            data, self.model, is_prepared=self._preparation("fit") is not None, **how
-        )
+        is_prepared = self._preparation(method) is not None
+        rows, take = open_columns(data, self.model, is_prepared=is_prepared, **how)
         return classify(Batches(rows, batch_size, shuffle=shuffle, seed=seed, transform=take))
 
     def _preparation(self, method: str) -> Prepare | None:

@@ -165,3 +165,17 @@ def test_columns_are_selected_before_preprocessing():
         losses = ws.Trainer(model).fit(**given, batch_size=5, verbose=0).history["loss"]
         found.append([*losses, ws.Trainer(model).evaluate(**given, verbose=0)])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+
+
+class FitsAnotherWay(OwnCall):
+    """Overrides `fit` alone, without a preprocessor."""
+
+    def fit(self, *given, **others):
+        raise AssertionError("the trainer replaces it")
+
+
+def test_a_prediction_asks_for_the_preprocessing_of_predict_alone():
+    inputs = keras.Input((3,), name="x")
+    model = FitsAnotherWay(inputs, layers.Dense(1)(inputs))
+    outputs = ws.Trainer(model).predict(of("x"), batch_size=4, verbose=0)
+    np.testing.assert_allclose(outputs, ws.Trainer(model).predict(X, verbose=0), rtol=1e-5)
