@@ -7,7 +7,7 @@ from typing import Any
 
 @contextmanager
 def replaced(*owners: Any, **values: Any) -> Iterator[None]:
-    """Context in which attributes of objects have these values. Keras does not track them.
+    """Context in which attributes of objects have these values, set past their `__setattr__`.
 
     >>> class Thing:
     ...     size = 1
@@ -18,7 +18,9 @@ def replaced(*owners: Any, **values: Any) -> Iterator[None]:
     >>> thing.size, vars(thing)
     (1, {})
     """
-    before = [dict(vars(owner)) for owner in owners]
+    before = [
+        {name: vars(owner)[name] for name in values if name in vars(owner)} for owner in owners
+    ]
     for owner in owners:
         vars(owner).update(values)
     try:
@@ -26,7 +28,5 @@ def replaced(*owners: Any, **values: Any) -> Iterator[None]:
     finally:
         for owner, attributes in zip(owners, before, strict=True):
             for name in values:
-                if name in attributes:
-                    vars(owner)[name] = attributes[name]
-                else:
-                    del vars(owner)[name]
+                vars(owner).pop(name, None)
+            vars(owner).update(attributes)
