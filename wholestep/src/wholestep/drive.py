@@ -104,24 +104,23 @@ def drive(
         return False
 
     try:
-        for block in feed.blocks(num, policy.size, once=once, ahead=policy.ahead):
-            if policy.before(read):
-                return
-            sent = lane.send(run, feed, block)
-            unread.append(sent)
-            blocks.append(block)
-            feed.note_sent(block)  # may draw, and be interrupted
-            if read(only_due=True):
-                return
-            yield sent
-            if policy.stops():
-                break
-        read()
-    except (
-        TerminatedWaiting
-    ):  # the run is saved where it is, which the callbacks must have received
-        read()
-        raise
+        try:
+            for block in feed.blocks(num, policy.size, once=once, ahead=policy.ahead):
+                if policy.before(read):
+                    return
+                sent = lane.send(run, feed, block)
+                unread.append(sent)
+                blocks.append(block)
+                feed.note_sent(block)  # may draw, and be interrupted
+                if read(only_due=True):
+                    return
+                yield sent
+                if policy.stops():
+                    break
+            read()
+        except TerminatedWaiting:
+            read()  # the run is saved where it is, which the callbacks must have received
+            raise
     except (Exception, KeyboardInterrupt):  # of the data, a callback or the user
         policy.on_error(unread)
         raise
@@ -130,9 +129,7 @@ def drive(
 
 
 class _Training(Policy[Report]):
-    """A loop of updates. An update that was not applied ends it, and neither were those after it
-    applied.
-    """
+    """A loop of updates. The first update that is not applied ends it; no later one is applied."""
 
     def __init__(self, executor: Executor, run: Run, feed: Feed, saver: Saver | Unsaved):
         self._executor = executor
@@ -297,14 +294,10 @@ def fit_epoch(
     is_left = is_same_pass if num is None else place.done < num and (is_same_pass or not once)
     if place.done == 0 or (is_left and not watch.stops):
         left = None if num is None else num - place.done
-        policy = _fit(
-            executor, run, feed, left, _Fitting(executor, run, feed, saver, watch), once=once
-        )
+        policy = _fit(executor, run, feed, left, watch, saver, once=once)
         # resumed after a stream's last batch: the next epoch
         if step > 0 and not (place.done or policy.has_failed):
-            policy = _fit(
-                executor, run, feed, left, _Fitting(executor, run, feed, saver, watch), once=once
-            )
+            policy = _fit(executor, run, feed, left, watch, saver, once=once)
         numbers = policy.logs()
         if not policy.has_failed:
             watch.end()
@@ -314,8 +307,17 @@ def fit_epoch(
 
 
 def _fit(
-    executor: Executor, run: Run, feed: Feed, num: int | None, policy: _Fitting, *, once: bool
+    executor: Executor,
+    run: Run,
+    feed: Feed,
+    num: int | None,
+    watch: CallbackRunner,
+    saver: Saver | Unsaved,
+    *,
+    once: bool,
 ) -> _Fitting:
+    """Run `num` updates (None: to the end of the epoch); return the policy after them."""
+    policy = _Fitting(executor, run, feed, saver, watch)
     for _ in drive(executor.dispatcher, run, feed, policy, num, once=once):
         pass
     return policy
@@ -325,6 +327,10 @@ class _Stepping(_Training):
     """An epoch of a custom loop: each update is yielded once it is sent, and read when it is
     ready.
     """
+
+    def __init__(self, executor: Executor, run: Run, feed: Feed, saver: Saver | Unsaved):
+        super().__init__(executor, run, feed, saver)
+        self.ahead = executor.dispatcher.ahead.num
 
     def size(self) -> int:
         """Return 1."""
@@ -353,7 +359,6 @@ def step_epoch(
     released in between.
     """
     policy = _Stepping(executor, run, feed, saver)
-    policy.ahead = executor.dispatcher.ahead.num
     with closing(drive(executor.dispatcher, run, feed, policy, None)) as sending:
         while True:
             with guard:
@@ -363,7 +368,7 @@ def step_epoch(
             yield report
 
 
-class _WithoutUpdates(Policy[tuple[Any, Block]]):
+class _ForwardPasses(Policy[tuple[Any, Block]]):
     """A pass over data in evaluation mode. Its dispatches are read as soon as they are sent."""
 
     def __init__(self, executor: Executor, through: Pass, watch: CallbackRunner):
@@ -400,7 +405,7 @@ class _WithoutUpdates(Policy[tuple[Any, Block]]):
             warn(f"The data ended after {run.number} of {steps} batches.")
 
 
-class _Evaluating(_WithoutUpdates):
+class _Evaluating(_ForwardPasses):
     """A pass of `evaluate`, or of validation; `poll` is called after each dispatch, and its
     exceptions end the pass.
     """
@@ -444,7 +449,7 @@ def run_evaluation(
     return logs
 
 
-class _Predicting(_WithoutUpdates):
+class _Predicting(_ForwardPasses):
     """A pass of `predict`."""
 
     def __init__(self, executor: Executor, through: Pass, watch: CallbackRunner):
