@@ -369,9 +369,7 @@ class CustomUpdate(Update):
         self._read: list[keras.Variable] = []
         self._step = self._traced()
 
-    def learned(
-        self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor
-    ) -> "CustomUpdate":
+    def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor) -> "CustomUpdate":
         """Return this update with the step's logs, and other variables that it reads."""
         layout = self.layout
 

@@ -157,17 +157,12 @@ class Executor:
     def begin_epoch(self, run: Run) -> None:
         """Begin an epoch: reset Keras' metrics now, and the sums in the next update."""
         state = self.refresh(run)
-        if (
-            self.steps.trains
-            or self.steps.tests
-            or self._resets_on_the_host
-            or not self.planner.empty
-        ):
+        empty = self.planner.empty
+        is_custom = self.steps.trains or self.steps.tests
+        if is_custom or self._resets_on_the_host or empty is None:
             self._empty_metrics()
         else:
-            self._access.assign(
-                self.variables.metrics, self.engine.devices.place(self.planner.empty)
-            )
+            self._access.assign(self.variables.metrics, self.engine.devices.place(empty))
         run.set_state(
             state._replace(metrics=self._access.values(self.variables.metrics)), begins=EPOCH
         )
@@ -178,9 +173,10 @@ class Executor:
             self.model.reset_metrics()
         for metric in [] if self.steps.trains else self.context.metrics:
             metric.reset_state()
-        found = [np.array(np.asarray(v)) for v in self.variables.metrics]
-        self.planner.empty = self.planner.empty or found
-        return found
+        empty = [np.array(np.asarray(v)) for v in self.variables.metrics]
+        if self.planner.empty is None:
+            self.planner.empty = empty
+        return empty
 
     def restore(self, run: Run, snapshot: Snapshot) -> None:
         """Restore the run from a snapshot, and the Keras variables that are not in `run.assigned`.
@@ -227,7 +223,7 @@ class Executor:
 
     def begin_update(self, run: Run) -> None:
         """Begin an epoch of a single update, with empty sums and metrics."""
-        if self._resets_on_the_host or not self.planner.empty:
+        if self._resets_on_the_host or self.planner.empty is None:
             self.begin_epoch(run)
         else:
             run.begin_update()
@@ -277,7 +273,7 @@ class Executor:
 
     def _checks_of(self, options: EvalOptions) -> tuple[CheckKind, Check]:
         return (
-            (_pass, _pass)
+            (_accept, _accept)
             if options.predicts or self.steps.tests
             else (self.check_kind, self.check)
         )
@@ -300,9 +296,8 @@ class Executor:
     def begin_evaluation(self, run: PassRun, options: EvalOptions) -> None:
         """Begin a pass with the current values; reset Keras' metrics if they may be read."""
         metrics = _NO_METRICS if options.predicts else self.planner.empty
-        if not options.predicts and (
-            options.one_by_one or self.steps.tests or self._resets_on_the_host or not metrics
-        ):
+        are_reset = options.one_by_one or self.steps.tests or self._resets_on_the_host
+        if metrics is None or (are_reset and not options.predicts):
             metrics = self._empty_metrics()
         run.begin(self.evaluation.state(metrics, options))
 
@@ -459,5 +454,5 @@ def _update_of(context: Context, forward: Forward) -> Update:
     return ObjectiveUpdate(context.engine, forward, optimizer, stops=stops, dense_gradients=dense)
 
 
-def _pass(batch: Batch, program: Program | None = None) -> None:
+def _accept(batch: Batch, program: Program | None = None) -> None:
     """Accept any batch."""

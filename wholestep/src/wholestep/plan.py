@@ -65,7 +65,7 @@ class Planner:
             quarters of the device's free memory, or half of the host's.
         findings: the measurements of the run, which the planner completes.
         update: the update before a trace; it knows the variables of the state.
-        empty: the metrics' values before the first row, known once an epoch has begun.
+        empty: the metrics' values before the first row; None until an epoch has begun.
         programs: the programs by the shape of an update.
     """
 
@@ -74,7 +74,7 @@ class Planner:
     microbatch_size: int | str
     memory_limit: int | None
     findings: Findings
-    empty: list[np.ndarray] = field(default_factory=list)
+    empty: list[np.ndarray] | None = None
     programs: ProgramCache = field(default_factory=ProgramCache)
     _updates: ProgramCache = field(default_factory=ProgramCache)
     # the same by the shape of a batch before it is padded
@@ -165,9 +165,9 @@ class Planner:
         engine = self.engine
         known = self.update.forward
         cut = Cut(((1, batch.num_rows),), batch.num_rows, split=engine.replicas.is_split)
-        data, rows, count = self._staged(batch, cut)
+        data, rows, _ = self._staged(batch, cut)
         state = state._replace(captured=engine.variables.captured(known.inputs, state))
-        update = self.update.learned(cut, state, data, rows, count)
+        update = self.update.learned(cut, state, data, rows)
         if update.forward.variables is not known.variables:  # unknown to the other updates
             for cache in (self._updates, self.programs, self._filled):
                 cache.clear()
@@ -381,7 +381,7 @@ class Planner:
             data = engine.devices.stage(stack([batch], num_stacked))
         loops = not is_slow and (most > 1 or engine.programs.loops_once)
         arguments = engine.variables.between_programs(state), captured, data
-        updates = update.program(whole_update, most, self.empty, loops=loops)
+        updates = update.program(whole_update, most, self.empty or [], loops=loops)
         repeats = loops and (update.suits_xla or engine.programs.always_xla)
         table = length, cut.places
         made = compiled(engine, updates, arguments, table, repeats=repeats)

@@ -92,7 +92,7 @@ class Update(ABC):
         self.row_planner = RowPlanner(self.engine, self.forward, self.optimizer)
 
     @abstractmethod
-    def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> "Update":
+    def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor) -> "Update":
         """Return this update with the properties that a trace of all user functions finds."""
 
     @abstractmethod
@@ -158,9 +158,9 @@ class ObjectiveUpdate(Update):
     def __post_init__(self) -> None:
         super().__post_init__()
         # A dynamic loss scale stops non-finite gradients itself.
-        self._guards_gradients = not isinstance(self.optimizer, LossScaleOptimizer)
+        self._has_dynamic_scale = isinstance(self.optimizer, LossScaleOptimizer)
         has_factor = getattr(self.optimizer, "loss_scale_factor", None) is not None
-        self._scales = has_factor or not self._guards_gradients
+        self._scales = has_factor or self._has_dynamic_scale
         self._sums = self.engine.programs.traced(self.forward.sums)
         # paths of the parameters whose gradient is `Slices`, found by a trace
         self._by_lookups: set[str] = set()
@@ -172,9 +172,7 @@ class ObjectiveUpdate(Update):
             summed = explain_sums(self.forward.model, self.optimizer)
         return summed or explain_lookups(self.optimizer, self._by_lookups)
 
-    def learned(
-        self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor
-    ) -> "ObjectiveUpdate":
+    def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor) -> "ObjectiveUpdate":
         """Return this update with the properties that a trace of all user functions finds.
 
         These are the objective and the metrics on a microbatch, the regularisers, and the metrics'
@@ -187,16 +185,15 @@ class ObjectiveUpdate(Update):
         few = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
 
         def trace(forward: Forward, times: int = 1) -> None:
-            def microbatch(values: Values, data: Tree, rows: Tensor, count: Tensor) -> Tensor:
+            def microbatch(values: Values, data: Tree, rows: Tensor) -> Tensor:
                 nonlocal layout
-                row_weights = weights_of_rows(self.engine, cut, rows.shape[0], count, count)
                 batch = self.engine.replicas.batch(data, rows)
-                logs = first_logs(forward, values, batch, row_weights)
+                logs = first_logs(forward, values, batch, None)
                 layout = ReportLayout.of(with_verdict(logs, logs["loss"], logs["loss"]))
                 return logs["loss"]
 
             rows = ops.concatenate(times * [few])
-            self.engine.programs.shapes(microbatch, values, data, rows, count)
+            self.engine.programs.shapes(microbatch, values, data, rows)
 
         forward = self.forward.learned(trace, partial(trace, times=2))
         if layout == self.layout and forward.knows_as(self.forward):
@@ -401,7 +398,7 @@ class ObjectiveUpdate(Update):
     def _proposal(
         self, cut: Cut, state: State, inputs: SumInputs, total: Totals, sizes: LookupSizes
     ) -> Proposal:
-        """Regularise once, divide once, and guard."""
+        """Return the state to apply: regularised and divided once, and guarded."""
         sums, metrics, after = total
         params, _, _, captured = inputs.values
         grads = merge_lookups(sums.grads, sizes)
@@ -446,7 +443,7 @@ class ObjectiveUpdate(Update):
     ) -> Tensor:
         """Whether loss, gradients and moved buffers are finite, and no update has failed before."""
         guarded = self.forward.moved_where_finite(state.buffers, buffers)
-        if self._guards_gradients:
+        if not self._has_dynamic_scale:
             values = [grad.values if isinstance(grad, Slices) else grad for grad in grads]
             guarded = [*keras.tree.flatten(values), *guarded]
         is_running = ops.isfinite(loss) & (state.stopped == 0)
