@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import mlir
 
 from wholestep.errors import SpecificationError, message
 
@@ -33,9 +32,11 @@ def lowering(primitive: Any) -> Callable | None:
     Without it the operations of `engines.jax_cpu` are not used, which are faster than XLA's.
     """
     try:
+        from jax.interpreters import mlir
+
         rules = mlir._platform_specific_lowerings["cpu"]
         return (rules.get(primitive) or mlir._lowerings[primitive]).rule
-    except (AttributeError, KeyError):
+    except (ImportError, AttributeError, KeyError):
         return None
 
 

@@ -1,14 +1,20 @@
-"""All that this library reads of Keras' private side. Tried with Keras 3.15.0 and 3.15.1.
+"""The private side of Keras that this library reads. Tried with Keras 3.15.0 and 3.15.1.
 
-Each line names an attribute and its use. An attribute that Keras lacks is refused by
-name, before an update; one with a default costs a message or some speed when it is gone. A test
-runs without each. Written or overridden where they are used, and not listed: a variable's `_value`
-(engines.jax_variables), `_save_model` and `_save_checkpoint` of callbacks, the width and the parts
-of a progress bar (reports.compile_notices), and Adagrad's `_accumulators` (embeddings.rows).
+Each function reads one attribute, for the use that it names. An attribute that Keras lacks is
+refused by name, before an update; one with a default costs a message or some speed when it is
+gone. A test runs without each in `USES`. Without a name that is imported here, or one of the tuples
+below, the import or the first call fails.
+
+Attributes that are written or overridden are named where that happens: a variable's `_value`
+(engines.jax_variables, reports.update_ledger), `_all_reduce_sum_gradients`
+(engines.tensorflow_devices), `_save_model` and `_save_checkpoint` of callbacks, the parts of a
+progress bar (reports.compile_notices), and the lists of an optimizer of some rows
+(embeddings.rows).
 """
 
 from collections.abc import Callable
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -66,7 +72,9 @@ takes_training = _needed("_call_has_training_arg", "whether a model is called wi
 trainable_variables = _needed("_trainable_variables", "the variables that training may change")
 embeddings = _wanted("_embeddings", "the table of an Embedding, whose rows are updated alone")
 functional = _wanted("_functional", "the inputs of a Sequential model by name")
-nodes_by_depth = _wanted("_nodes_by_depth", "a warning of Python values in a functional model", {})
+nodes_by_depth = _wanted(
+    "_nodes_by_depth", "a warning of Python values in a functional model", MappingProxyType({})
+)
 call_signature = _needed("_call_signature", "the names of a layer's arguments, in that warning")
 inbound_nodes = _needed("_inbound_nodes", "the order of layers in a checkpoint's settings")
 dtype_policy = _wanted("_dtype_policy", "the dtype in a checkpoint's settings")
@@ -85,7 +93,7 @@ flatten_y = _needed("_flatten_y", "the labels by output")
 flat_metrics = _needed("_flat_metrics", "the metrics by output")
 flat_weighted_metrics = _needed("_flat_weighted_metrics", "the weighted metrics by output")
 wrapped = _wanted("_fn", "the function of a metric")
-fn_kwargs = _wanted("_fn_kwargs", "the options of a loss or a metric", {})
+fn_kwargs = _wanted("_fn_kwargs", "the options of a loss or a metric", MappingProxyType({}))
 
 
 def struct_of(model: Any, kind: str) -> Any:
