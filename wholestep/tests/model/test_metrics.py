@@ -68,7 +68,7 @@ KINDS = {
         (ANY, "Accuracy", {}),
         ((2,), "R2Score", {}),
     ],
-    "other axes": [
+    "other_axes": [
         ((2, 3, 4, 5), "CosineSimilarity", {"axis": 1}),
         ((2, 3), "CosineSimilarity", {"axis": 0}),
         (ANY, "MeanMetricWrapper", {"fn": differences, "name": "wrapped"}),
@@ -78,7 +78,7 @@ KINDS = {
             {"fn": lambda y, p: keras.ops.reshape(keras.ops.abs(y - p), (-1,)), "name": "flat"},
         ),
     ],
-    "yes or no": [
+    "yes_or_no": [
         *((ANY, name, {}) for name in COUNTS),
         (ANY, "Precision", {"thresholds": [0.3, 0.6]}),
         ((3, 4), "Recall", {"class_id": 0}),
@@ -90,7 +90,7 @@ KINDS = {
         (ANY, "BinaryIoU", {}),
         (ANY, "MeanIoU", {"num_classes": 2}),
     ],
-    "one hot": [
+    "one_hot": [
         *((ANY[1:], name, {}) for name in ("CategoricalAccuracy", "CategoricalCrossentropy")),
         (ANY[1:], "TopKCategoricalAccuracy", {"k": 2}),
         (ANY[1:], "OneHotIoU", {"num_classes": 3, "target_class_ids": [0, 2]}),
@@ -115,19 +115,19 @@ KINDS = {
         ),
     ],
 }
-OUTPUTS = {"numbers": (2, "softplus"), "other axes": (2, "softplus"), "yes or no": (1, "sigmoid")}
+OUTPUTS = {"numbers": (2, "softplus"), "other_axes": (2, "softplus"), "yes_or_no": (1, "sigmoid")}
 
 
 def data(kind, rank):
     random = np.random.default_rng(rank)
     x = random.normal(size=(ROWS, *PLACES[rank], 3)).astype("float32")
     classes = random.integers(0, 3, x.shape[:-1])
-    if kind in ("numbers", "other axes"):
+    if kind in ("numbers", "other_axes"):
         y = random.uniform(0.5, 2, (*classes.shape, 2)).astype("float32")
-    elif kind == "yes or no":
+    elif kind == "yes_or_no":
         y = (classes[..., None] > 0).astype("float32")
     else:
-        y = np.eye(3, dtype="float32")[classes] if kind == "one hot" else classes.astype("int32")
+        y = np.eye(3, dtype="float32")[classes] if kind == "one_hot" else classes.astype("int32")
     return x, y[..., 0] if rank == 1 else y
 
 
@@ -204,10 +204,10 @@ IGNORED = pytest.mark.filterwarnings(
 @pytest.mark.parametrize(
     ("kind", "rank", "weights", "size"),
     [
-        pytest.param("yes or no", 4, "none", 3, marks=on("jax")),
+        pytest.param("yes_or_no", 4, "none", 3, marks=on("jax")),
         pytest.param("classes", 3, "of places", "auto", marks=on("jax")),
-        pytest.param("one hot", 4, "none", 3, marks=on("tensorflow")),
-        *later([("yes or no", 3, "none", "auto")]),
+        pytest.param("one_hot", 4, "none", 3, marks=on("tensorflow")),
+        *later([("yes_or_no", 3, "none", "auto")]),
     ],
 )
 @pytest.mark.slow
@@ -223,10 +223,10 @@ def test_metrics_of_places(kind, rank, weights, size):
 @pytest.mark.parametrize(("kind", "rank"), CASES)
 def test_metrics_of_outputs_of_any_rank(kind, rank, weights, microbatch_size, replicas):
     if weights != "none" and (
-        kind == "other axes" or rank == 1 or (weights == "of rows" and rank > 2)
+        kind == "other_axes" or rank == 1 or (weights == "of rows" and rank > 2)
     ):
         pytest.skip("Keras itself cannot weigh these")
-    if replicas and kind == "other axes":
+    if replicas and kind == "other_axes":
         pytest.skip("replicas need metrics that belong to rows")
     if replicas and (kind, rank) == ("numbers", 1) and keras.backend.backend() == "tensorflow":
         with pytest.raises(ws.SpecificationError, match="one number instead of one per row"):
@@ -282,10 +282,10 @@ def test_user_defined_metrics_of_places(kind):
 @on("jax")
 @pytest.mark.slow
 def test_weights_of_rows_weigh_all_places_of_a_row():
-    x, y = data("yes or no", 4)
+    x, y = data("yes_or_no", 4)
     rows = np.arange(ROWS, dtype="float32")
     places = np.broadcast_to(rows[:, None, None], (ROWS, *PLACES[4])).copy()
-    model = build("yes or no", 4, weighted=True)
+    model = build("yes_or_no", 4, weighted=True)
     expected = model.evaluate(
         x, y, sample_weight=places, batch_size=BATCH, verbose=0, return_dict=True
     )
