@@ -608,7 +608,7 @@ def test_two_loops_of_one_trainer_in_turns(sent, made):
 
 
 def test_a_look_just_before_updates_are_counted_takes_none_away(sent, made, monkeypatch):
-    is_next = ahead._Held.is_next
+    is_next = ahead._HeldUpdates.is_next
     looked = []
 
     def look_then(self, run, block):
@@ -617,7 +617,7 @@ def test_a_look_just_before_updates_are_counted_takes_none_away(sent, made, monk
             looked.append(held(made))  # as a signal's handler may
         return is_it
 
-    monkeypatch.setattr(ahead._Held, "is_next", look_then)
+    monkeypatch.setattr(ahead._HeldUpdates, "is_next", look_then)
     ahead_of(made).close()
     assert looked
     assert held(made) == expected_after(sent)

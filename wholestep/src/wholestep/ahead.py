@@ -31,7 +31,7 @@ Write = Callable[[Run, Variables, State, Callable[[], None]], None]
 
 
 @dataclass
-class _Held:
+class _HeldUpdates:
     """Updates of one dispatch, handed out singly; the variables are not written yet.
 
     Args:
@@ -86,7 +86,7 @@ class Ahead:
         self._pace = DispatchSize(engine.processes)
         self._shortest = math.inf  # seconds of an update, with little time around it
         self._handed_out = 0  # updates since the latest dispatch, including it
-        self._held: _Held | None = None
+        self._held: _HeldUpdates | None = None
         # Held while variables get values that were held back, which may be computed once more for
         # it.
         self._lock = threading.RLock()
@@ -150,7 +150,7 @@ class Ahead:
         assert run.variables is not None
         assert self._watch is not None
         watch = self._watch(run.variables.all, block.program.captured, self._on_access, self._lock)
-        self._held = _Held(
+        self._held = _HeldUpdates(
             run, block, num, numbers, state, run.variables, redo, watch.end, block.num
         )
         watch.begin()

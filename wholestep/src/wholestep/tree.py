@@ -224,8 +224,9 @@ def address(leaf: np.ndarray) -> int:
 
 def is_ragged(leaf: object) -> bool:
     """Whether this is an array of arrays: rows that may differ in length."""
-    is_of_objects = isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1
-    return is_of_objects and len(leaf) > 0 and isinstance(leaf[0], np.ndarray)  # type: ignore[index, arg-type]
+    if not isinstance(leaf, np.ndarray) or leaf.dtype != object or leaf.ndim != 1:
+        return False
+    return len(leaf) > 0 and isinstance(leaf[0], np.ndarray)
 
 
 def ragged(values: np.ndarray, splits: Sequence[int] | np.ndarray) -> np.ndarray:

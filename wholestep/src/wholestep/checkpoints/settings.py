@@ -125,7 +125,9 @@ class Checkpoints:
     @classmethod
     def of(cls, value: "str | os.PathLike[str] | Checkpoints | None") -> "Checkpoints | None":
         """Return a call's argument `checkpoints`; a path means the defaults in that folder."""
-        return value if value is None or isinstance(value, cls) else cls(value)  # type: ignore[arg-type]
+        if value is None or isinstance(value, Checkpoints):
+            return value
+        return cls(value)
 
     @property
     def best(self) -> Path | str:

@@ -191,7 +191,8 @@ def to_numpy(leaf: object) -> ndarray:
     if is_sparse(leaf):
         leaf = dense(leaf)
     elif type(leaf).__name__ == "RaggedTensor":
-        return tree.ragged(to_numpy(leaf.values), np.asarray(leaf.row_splits))  # type: ignore[attr-defined]
+        tensor: Any = leaf
+        return tree.ragged(to_numpy(tensor.values), np.asarray(tensor.row_splits))
     elif hasattr(leaf, "detach"):
         leaf = leaf.detach().cpu()
         leaf = leaf.float() if "bfloat16" in str(leaf.dtype) else leaf  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ _KINDS: dict[tuple[type, bool], type] = {}  # classes of watched variables, by o
 _MARKING = threading.Lock()  # held briefly, and never while waiting for another lock
 
 
-class Watch:
+class VariableWatch:
     """Calls `on_access` before a variable is read or set, from `begin` to `end`.
 
     Meanwhile the variables have a subclass of their class.
@@ -55,7 +55,7 @@ class Watch:
             other.notice()
             other.end()
 
-    def _mark(self) -> "Watch | None":
+    def _mark(self) -> "VariableWatch | None":
         """Mark all variables and return None, or return another watch on one of them."""
         with _MARKING:
             for variable in [] if self._has_ended else self._variables:
@@ -138,7 +138,7 @@ def _drop(kept: Callable[[], ByVariable | None], key: int) -> None:
 class JaxVariables:
     """The part `variables` of the engine on JAX."""
 
-    watch = Watch  # arrays do not change, so newer values are read through the variable
+    watch = VariableWatch  # arrays do not change, so newer values are read through the variable
 
     def __init__(self, layout: MeshLayout | None):
         self.layout = layout
