@@ -65,8 +65,12 @@ class Contest:
         return self.arrays(validation_data=(self.data["x"], self.data["y"]))
 
     def logs(self) -> tuple[Run, Run]:
-        """`fit` with a callback that reads the loss of every batch."""
-        return self.arrays(callbacks=[_ReadsLogs()])
+        """`fit` with a callback that reads the loss of every batch, and may read the model."""
+        return self.arrays(callbacks=[_ReadsLogs(reads_model=True)])
+
+    def logs_alone(self) -> tuple[Run, Run]:
+        """`fit` with a callback that reads the loss of every batch, and says that this is all."""
+        return self.arrays(callbacks=[_ReadsLogs(reads_model=False)])
 
     def weights(self) -> tuple[Run, Run]:
         """`fit` with a callback that reads the weights after every 50th batch."""
@@ -81,8 +85,16 @@ class Contest:
         return self.dataset(validation_data=Dataset(self.batches()))
 
     def dataset_logs(self) -> tuple[Run, Run]:
-        """`fit` on a PyDataset with a callback that reads the loss of every batch."""
-        return self.dataset(callbacks=[_ReadsLogs()])
+        """`fit` on a PyDataset with a callback that reads the loss of every batch, and may read the
+        model.
+        """
+        return self.dataset(callbacks=[_ReadsLogs(reads_model=True)])
+
+    def dataset_logs_alone(self) -> tuple[Run, Run]:
+        """`fit` on a PyDataset with a callback that reads the loss of every batch, and says that
+        this is all.
+        """
+        return self.dataset(callbacks=[_ReadsLogs(reads_model=False)])
 
     def dataset_loop(self) -> tuple[Run, Run]:
         """One's own loop on a PyDataset, against `fit` on it."""
@@ -202,6 +214,7 @@ PATHS: dict[str, Callable[[Contest], tuple[Run, Run]]] = {
     "fit, arrays, against a loop by hand": Contest.arrays_by_hand,
     "fit, validation_data": Contest.validation,
     "fit, a callback reads every batch's logs": Contest.logs,
+    "fit, a callback reads every batch's logs alone": Contest.logs_alone,
     "fit, a callback reads the weights every 50 batches": Contest.weights,
     "fit, a PyDataset": Contest.dataset,
     "fit, a generator": Contest.generator,
@@ -215,6 +228,7 @@ PATHS: dict[str, Callable[[Contest], tuple[Run, Run]]] = {
     "predict, batch 1024": Contest.predict_large,
     "fit, a PyDataset, another to validate on": Contest.dataset_validated,
     "fit, a PyDataset, a callback reads every batch's logs": Contest.dataset_logs,
+    "fit, a PyDataset, a callback reads every batch's logs alone": Contest.dataset_logs_alone,
     "steps() on a PyDataset, against fit": Contest.dataset_loop,
     "evaluate, a PyDataset": Contest.dataset_evaluated,
     "predict, a PyDataset": Contest.dataset_predicted,
@@ -256,6 +270,10 @@ def in_turns(
 
 
 class _ReadsLogs(keras.callbacks.Callback):
+    def __init__(self, *, reads_model: bool):
+        super().__init__()
+        self.reads_model = reads_model
+
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         assert logs is not None
         float(logs["loss"])

@@ -93,7 +93,7 @@ WITH_XLA = (
 # These tests do not depend on the engine: data, orders, words, floors, pages. The suite runs them
 # on JAX, except those marked as TensorFlow's `own`; the larger runs have them on both.
 _EITHER = """
-access_forecast arguments batches block checkpoint_callbacks checkpoints class_weight cluster_plan
+arguments batches block checkpoint_callbacks checkpoints class_weight cluster_plan
 comparisons compile_notices cut damage diagnosis disk_faults epochs errors exit feed
 fingerprint_of_data folder glove house interrupted_saves keras_file killed labels leaves lengths
 order pieces preprocess readme recipes remote renamed_metrics resume sample_weights shared_folder

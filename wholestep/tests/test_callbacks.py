@@ -153,6 +153,9 @@ def test_who_needs_the_state():
     assert not watch(keras.callbacks.ModelCheckpoint("x.keras")).needs_state
     assert watch(keras.callbacks.ModelCheckpoint("x.keras", save_freq=2)).needs_state
     assert watch(Notes()).needs_state
+    notes = Notes()
+    notes.reads_model = False
+    assert not watch(notes).needs_state
     assert watch(keras.callbacks.LambdaCallback(on_train_batch_end=print)).needs_state
     assert not watch(keras.callbacks.LambdaCallback(on_epoch_end=print)).needs_state
 

@@ -11,7 +11,7 @@ from shares import ENGINE, on, share
 from small import X, Y, model, same, values
 
 import wholestep as ws
-from wholestep import ahead
+from wholestep import dispatcher
 from wholestep.data.feed import Loaded
 from wholestep.reports.update_ledger import UpdateLedger
 
@@ -659,7 +659,7 @@ def noted_late(monkeypatch):
         return note(self, run, report)
 
     monkeypatch.setattr(UpdateLedger, "note_failures", noting)
-    monkeypatch.setattr(ahead, "_SECONDS_PER_DISPATCH", 1e6)
+    monkeypatch.setattr(dispatcher, "_SECONDS_PER_DISPATCH", 1e6)
     return found
 
 

@@ -5,7 +5,7 @@ import pytest
 from small import X, Y, model
 
 import wholestep as ws
-from wholestep.ahead import DispatchSize
+from wholestep.dispatcher import DispatchSize
 from wholestep.processes import SingleProcess
 
 

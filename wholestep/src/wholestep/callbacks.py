@@ -412,9 +412,11 @@ def _tell_nobody(batch: int, logs: dict | None = None) -> None:
 
 
 def _needs_numbers_only(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback's hooks of a batch are those of a class of Keras that never read the
-    model.
+    """Whether a callback's hooks of a batch never read the model: it says so by `reads_model`, or
+    they are those of such a class of Keras.
     """
+    if getattr(callback, "reads_model", True) is False:
+        return True
     own = keras.callbacks
     known = (*_SAVERS, *_BARS, own.TensorBoard, own.History, own.TerminateOnNaN)
     kind = next((each for each in type(callback).__mro__ if each in known), None)

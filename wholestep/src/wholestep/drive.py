@@ -44,8 +44,8 @@ class Policy(Generic[Sent]):
     results.
     """
 
-    # how many updates to send at once, if the state may be read after each
-    ahead: Callable[[], int] | None = None
+    # whether callbacks may read the state after each dispatch
+    reads_state = False
 
     def size(self) -> int:
         """Return the most updates in the next dispatch."""
@@ -105,7 +105,7 @@ def drive(
 
     try:
         try:
-            for block in feed.blocks(num, policy.size, once=once, ahead=policy.ahead):
+            for block in feed.blocks(num, policy.size, once=once, reads_state=policy.reads_state):
                 if policy.before(read):
                     return
                 sent = lane.send(run, feed, block)
@@ -158,8 +158,7 @@ class _Training(Policy[Report]):
         """Pass the numbers on, up to update `failure`, which was not applied."""
 
     def close(self, unread: deque[Report]) -> None:
-        """Write the variables, and count skipped updates."""
-        self._executor.dispatcher.ahead.finish()
+        """Count skipped updates."""
         # by an update in the loop's body, which raised an error
         if any(report.is_noted for report in unread):
             self.on_error(unread)
@@ -203,7 +202,7 @@ class _Fitting(_Training):
         self._pace = executor.dispatch_size
         # of the epoch's updates; others may be made in between, by callbacks
         self._num_told = run.place.done
-        self.ahead = executor.dispatcher.ahead.num if watch.needs_state else None
+        self.reads_state = watch.needs_state
         self.logs: Callable[[], dict[str, Any]] = dict
         self._pace.start()
 
@@ -328,10 +327,6 @@ class _Stepping(_Training):
     ready.
     """
 
-    def __init__(self, executor: Executor, run: Run, feed: Feed, saver: Saver | Unsaved):
-        super().__init__(executor, run, feed, saver)
-        self.ahead = executor.dispatcher.ahead.num
-
     def size(self) -> int:
         """Return 1."""
         return 1
@@ -339,7 +334,7 @@ class _Stepping(_Training):
     def before(self, read: Callable[[], bool]) -> bool:
         """Count the updates of other code since the last step; save the run if a save is due."""
         self._ledger.raise_pending_failure(self._run)
-        if self._executor.was_moved(self._run):
+        if self._ledger.was_moved:
             read()
             self._ledger.sync_update_count(self._run)
         if self._saver.is_due():

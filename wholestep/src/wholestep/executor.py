@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from wholestep.ahead import DispatchSize
 from wholestep.checkpoints import (
     Numbers,
     Snapshot,
@@ -38,7 +37,7 @@ from wholestep.data import (
     check_weights,
     open_feed,
 )
-from wholestep.dispatcher import Dispatcher
+from wholestep.dispatcher import Dispatcher, DispatchSize
 from wholestep.embeddings.rows import is_linear
 from wholestep.errors import NonFiniteError
 from wholestep.evaluation import CheckKind, EvalOptions, Evaluation, Pass, PassRun
@@ -137,7 +136,6 @@ class Executor:
         """Return the run's state with the current values of the Keras variables, which other code
         may have changed.
         """
-        self.dispatcher.ahead.catch_up()
         if run.state is None or run.variables is not self.variables:
             blank = (), np.int32(0), self.planner.update.row_planner.scratch()
             sums, stopped, scratch = self.engine.devices.place(blank)
@@ -194,7 +192,6 @@ class Executor:
             raise
 
     def _assign(self, run: Run, snapshot: Snapshot, groups: dict, kept: dict) -> None:
-        self.dispatcher.ahead.catch_up()
         run.use_renamed(renamed(snapshot, names_of(self.engine, self.planner.update.forward)))
         run.drop()
         self.begin_epoch(run)
@@ -228,14 +225,17 @@ class Executor:
         else:
             run.begin_update()
 
-    def feed(self, run: Run, batches: Batches) -> Feed:
+    def feed(self, run: Run, batches: Batches, *, singly: bool) -> Feed:
         """Return the feed of these batches.
+
+        Args:
+            singly: see `FeedSpec`.
 
         Raises:
             PeerError: the processes differ in code, settings, values or data.
         """
         self._check_processes(partial(data_facts, batches))
-        plan = partial(self._program, run, self.planner.wanted(batches))
+        plan = partial(self._program, run, self.planner.wanted(batches, singly=singly))
         cache = FeedCache(self._row_tables, run.data.largest)
         feed = open_feed(
             self.engine.devices, batches, self.planner.room_for_data, plan, self.check, cache
@@ -251,7 +251,9 @@ class Executor:
         """
         self._check_processes(partial(batch_facts, host))
         self.where_data_are = self._single.where
-        plan = partial(self._program, run, self.planner.wanted(None))  # not kept: a cycle
+        plan = partial(
+            self._program, run, self.planner.wanted(None, singly=True)
+        )  # not kept: a cycle
         return self._single, self._single.block(
             host, plan, self.check, self.planner.findings.rows_to_fill
         )
@@ -384,12 +386,6 @@ class Executor:
                 check_same_layout(run.layout, program.layout)
             state = state._replace(sums=EpochSums(program.forward).fitting(self.engine, state.sums))
         return state, self._access.captured(program.captured, state)
-
-    def was_moved(self, run: Run) -> bool:
-        """Whether other code has updated the optimizer since the run's last update, if this can be
-        seen.
-        """
-        return not self.dispatcher.ahead.is_holding(run) and self.ledger.was_moved
 
     def _why(self, run: Run, report: Report, i: int) -> NonFiniteError:
         if self.steps.trains:

@@ -132,7 +132,7 @@ def _run_epochs(
     begin = run.place.epoch if resumed else initial_epoch(model) or first
     if resumed is None and begin:
         seek_epoch(batches, begin, steps, once=once)
-    feed = executor.feed(run, batches)
+    feed = executor.feed(run, batches, singly=watch.needs_state and watch.each == 1)
     is_at_start = not run.place.is_open
     # the epoch has not started, or no epoch is left
     if resumed is not None and (is_at_start or begin >= last):

@@ -91,16 +91,21 @@ class Planner:
         """Note why programs are not compiled by XLA, as the engine has found."""
         self.findings.why_no_xla = self.engine.programs.why_no_xla
 
-    def wanted(self, batches: Batches | None) -> FeedSpec:
-        """Return the common properties of all updates on these batches; None: single batches."""
+    def wanted(self, batches: Batches | None, *, singly: bool) -> FeedSpec:
+        """Return the common properties of all updates on these batches; None: single batches.
+
+        Args:
+            singly: see `FeedSpec`. Not where a program of one update has other bits.
+        """
         loops_once = self.engine.programs.loops_once
+        singly = singly and loops_once
         if batches is None:
-            return FeedSpec(True, MOST_UPDATES if loops_once else 1, 0)
+            return FeedSpec(True, 1, 0, singly)
         num_shapes = len(batches.shapes)
         most = MOST_UPDATES if loops_once or num_shapes < 2 else 1
         if batches.arrays is not None and not num_shapes:
             most = len(batches)
-        return FeedSpec(batches.has_short_batch, most, num_shapes)
+        return FeedSpec(batches.has_short_batch, most, num_shapes, singly)
 
     def known(self, batch: Batch, wanted: FeedSpec) -> Program | None:
         """Return the known program for updates like this one; None if there is none."""
@@ -134,11 +139,11 @@ class Planner:
         return self.programs[key]
 
     def _key(self, batch: Batch, wanted: FeedSpec) -> tuple:
-        return *batch.program_key, batch.num_rows, wanted.short, wanted.most > 1
+        return *batch.program_key, batch.num_rows, wanted.short, wanted.most_of(batch) > 1
 
     def _length(self, batch: Batch, wanted: FeedSpec) -> int:
         """Return the most updates that a program for such batches runs."""
-        most = most_in_a_dispatch(self.engine.devices, batch, wanted.most)
+        most = most_in_a_dispatch(self.engine.devices, batch, wanted.most_of(batch))
         if most > 1 and not batch.is_resident and not self._may_loop(batch):
             return 1
         return max(1, min(most, MOST_UPDATES, _MOST_ROW_NUMBERS // batch.num_rows))

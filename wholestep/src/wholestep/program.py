@@ -14,6 +14,7 @@ import numpy as np
 from keras import ops
 
 from wholestep.cut import Cut
+from wholestep.data import Batch
 from wholestep.engines import Compiled, Engine
 from wholestep.model import Forward
 from wholestep.reports.report import ReportLayout
@@ -45,7 +46,6 @@ class Program:
     """
 
     call: Callable
-    again: Callable | None
     memory: int | None
     how: str
     cut: Cut
@@ -97,11 +97,18 @@ class FeedSpec(NamedTuple):
         most: the most updates in one dispatch.
         num_shapes: the number of shapes, 0 if unknown. If known, a short batch may be a single row,
             which shows nothing about coupling, so a full batch is probed.
+        singly: whether the state may be read after every update; then batches that are loaded go
+            one by one.
     """
 
     short: bool
     most: int
     num_shapes: int
+    singly: bool = False
+
+    def most_of(self, batch: Batch) -> int:
+        """Return the most updates in one dispatch, on batches like this one."""
+        return 1 if self.singly and not batch.is_resident else self.most
 
 
 MOST_UPDATES = 256  # in one dispatch

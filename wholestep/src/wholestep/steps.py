@@ -96,7 +96,7 @@ def run_steps(
     saver.check([])
     if resumed is not None:
         run.restore_also(resumed)
-    feed = executor.feed(run, batches)
+    feed = executor.feed(run, batches, singly=True)
     for epoch in range(run.place.epoch, epochs):
         with guard:
             executor.ledger.raise_pending_failure(run)
@@ -175,7 +175,6 @@ class Logs(Mapping):
 
 def run_update(executor: Executor, run: Run, host: Tree) -> Logs:
     """Run one update on a batch, numpy arrays of shape (rows, ...)."""
-    executor.dispatcher.ahead.catch_up()
     if not executor.ledger.is_counted:
         executor.ledger.sync_update_count(run)
     if run.restored is not None:  # the interrupted call is not resumed

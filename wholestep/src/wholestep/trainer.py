@@ -155,6 +155,10 @@ class Trainer(OnBatch):
         and reused after every epoch.
 
         Args:
+            callbacks: Keras' callbacks. Where one has hooks of a batch, each update is a separate
+                dispatch. If these hooks use the logs alone, set its attribute
+                `reads_model = False`: they are called for each update, up to 0.1 s later, and
+                several updates share a dispatch.
             checkpoints: a folder, or `Checkpoints`, to which the run is saved, and from which it
                 resumes.
 

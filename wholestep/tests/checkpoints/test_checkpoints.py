@@ -429,7 +429,7 @@ def test_a_source_with_a_state_of_its_own_goes_on_from_there_and_begins_the_next
 
 def test_a_stream_that_is_drawn_ahead_goes_on_after_the_batch_that_was_used(tmp_path, monkeypatch):
     large = property(lambda self: 64, lambda self, value: None)
-    monkeypatch.setattr("wholestep.ahead.DispatchSize.size", large, raising=False)
+    monkeypatch.setattr("wholestep.dispatcher.DispatchSize.size", large, raising=False)
     asked = ws.Checkpoints(tmp_path / "whole", every_seconds=1e-9, keep=99)
     whole = ws.Trainer(small())
     other = ws.Trainer(small(1))

@@ -80,10 +80,7 @@ def test_updates_that_are_sent_one_by_one_share_the_table_of_their_rows():
         resident(ws.Batches(np.arange(23), 4, seed=1), one_by_one).blocks(None, lambda: 3)
     )
     assert sorted(seen(blocks)) == list(range(23))
-    assert [(block.first, block.num, block.follow) for block in blocks] == [
-        *((i, 1, 0) for i in range(5)),
-        (0, 1, 0),
-    ]
+    assert [(block.first, block.num) for block in blocks] == [*((i, 1) for i in range(5)), (0, 1)]
     assert len({id(block.table) for block in blocks[:-1]}) == 1
 
 

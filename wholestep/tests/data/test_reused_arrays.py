@@ -7,7 +7,7 @@ from shares import share
 from small import model, same
 
 import wholestep as ws
-from wholestep import ahead, tree
+from wholestep import dispatcher, tree
 from wholestep.data import block
 from wholestep.data.leaves import copying
 
@@ -58,7 +58,7 @@ class Doubled:
 
 def train(data, how, monkeypatch):
     """Return the trained model, and the most batches in a dispatch."""
-    monkeypatch.setattr(ahead, "_SECONDS_PER_DISPATCH", 1e6)  # as if updates took no time
+    monkeypatch.setattr(dispatcher, "_SECONDS_PER_DISPATCH", 1e6)  # as if updates took no time
     made = model()
     num = []
     stack = block.stack

@@ -201,7 +201,7 @@ def sent(monkeypatch):
         return send(self, run, feed, block)
 
     monkeypatch.setattr(Dispatcher, "send", note)
-    monkeypatch.setattr("wholestep.ahead._SECONDS_PER_DISPATCH", 1e9)
+    monkeypatch.setattr("wholestep.dispatcher._SECONDS_PER_DISPATCH", 1e9)
     return nums
 
 

@@ -10,7 +10,6 @@ import math
 import re
 import subprocess
 import sys
-import threading
 import weakref
 from functools import partial
 
@@ -24,7 +23,7 @@ from small import model
 
 from wholestep import engines, tree
 from wholestep.embeddings.rows import for_rows
-from wholestep.engines.protocol import PARTS, Watch
+from wholestep.engines.protocol import PARTS
 from wholestep.errors import BatchError, SpecificationError
 from wholestep.slices import Slices
 from wholestep.state import EmbeddingTable, State, TableRows, Variables
@@ -327,6 +326,13 @@ def is_one_of(variable, variables):
 # ---- variables ----
 
 
+def holds_shows_changes(case):
+    variable = case.variables.params[0]
+    before = variable._value
+    variable.assign(variable + 1)
+    assert (variable._value is not before) == case.engine.variables.shows_changes
+
+
 def holds_read(case):
     # they may share an array, which cannot be spent twice
     case.variables.params[2].assign(case.variables.params[1])
@@ -503,54 +509,6 @@ def holds_assign(case):
     )
     case.engine.variables.assign([metric, *case.variables.buffers], values)
     equal(case.held(), [*before[:2], [value + 3 for value in before[2]], [np.full((), 5)]])
-
-
-def holds_watch(case):
-    kernel, bias, given = [*case.variables.params[:2], case.variables.buffers[0]]
-    looks = []
-    watches = []
-
-    def look():
-        looks.append(1)
-        case.engine.variables.write(case.variables, larger)  # while they are watched
-        watches[-1].end()
-
-    if not JAX:
-        assert case.engine.variables.watch is None
-        return
-
-    def watched():
-        watches.append(
-            case.engine.variables.watch(
-                [kernel, bias, kernel], [given, bias], look, threading.RLock()
-            )
-        )
-        return watches[-1]
-
-    watched().begin()
-    watches[-1].end()
-    watched().end()
-    watches[-1].begin()  # it has ended already
-    before = case.held()
-    assert looks == []
-    for num, touch in enumerate(
-        (kernel.numpy, lambda: bias + 1, lambda: bias.assign(bias.value + 7), set_given), 1
-    ):
-        state = case.read()
-        larger = state._replace(params=[value + 1 for value in state.params])
-        watched().begin()
-        equal(keras.ops.convert_to_numpy(given.value), before[2][0])
-        assert kernel.shape == before[0][0].shape
-        assert len(looks) == (num - 1)
-        touch(given) if touch is set_given else touch()
-        assert len(looks) == num
-        equal(keras.ops.convert_to_numpy(kernel), before[0][0] + num)
-        assert len(looks) == num
-    equal(keras.ops.convert_to_numpy(given), before[2][0] + 9)
-
-
-def set_given(variable):
-    variable.assign(np.full(variable.shape, variable + 9))
 
 
 def holds_sharded(case):
@@ -822,36 +780,12 @@ def holds_compile(case):
     equal(case.held()[0], [p - 1.25 * g for p, g in zip(before[0], case.grads(), strict=True)])
 
 
-def test_a_program_that_runs_again_is_not_retraced(engine):
-    traces = []
-
-    def program(data, span):
-        traces.append(1)
-        return data * ops.cast(span[0], "float32")
-
-    given = engine.devices.place((DATA, ROWS))
-    again = engine.programs.compile(program, given, spends=False).again
-    num = len(traces)
-    if not JAX:
-        assert again is None
-        return
-    import jax
-
-    with jax.default_matmul_precision("highest"):
-        equal(engine.devices.fetch(again(given[0], ROWS)), DATA * ROWS[0])
-    assert len(traces) == num
-    prints = engine.programs.compile(
-        lambda x: jax.debug.print("{}", x[0, 0]) or x, given[:1], spends=False
-    )
-    assert prints.again is None
-
-
 def test_a_program_says_how_it_is_executed():
     how = {}
     for asked in (True, "auto") if JAX else (True, False):
         engine = engines.choose(model().optimizer, jit_compile=asked)
         given = engine.devices.place((DATA, np.int32(0)))
-        call, _, _, how[asked] = engine.programs.compile(times, given, repeats=True, spends=False)
+        call, _, how[asked] = engine.programs.compile(times, given, repeats=True, spends=False)
         if not JAX:
             assert call.traced.function_def.attr["_XlaMustCompile"].b == (
                 how[asked] == "XLA compiles it."
@@ -1415,7 +1349,7 @@ def test_every_verb_has_one_line_of_contract_and_a_test_of_it():
     assert list(CONTRACTS) == list(VERBS)
     # no two parts have a verb of one name
     assert len(VERBS) == sum(len(contracts_of(part)) for part in PARTS)
-    verbs = [verb for kind in (*PARTS, Watch) for verb in vars(kind) if not verb.startswith("_")]
+    verbs = [verb for kind in PARTS for verb in vars(kind) if not verb.startswith("_")]
     assert len(verbs) <= 55
     for part in PARTS:
         assert list(dict(FACT.findall(inspect.getdoc(part)))) == list(part.__annotations__)

@@ -159,8 +159,6 @@ class Block(NamedTuple):
         table: the row indices of these updates, and of others, in the data.
         first: the first of these updates in the table.
         num: the number of these updates.
-        follow: how many further updates of the table are needed next.
-        may_be_read: whether the state may be read between these updates and the next ones.
         batches: the batch of each update; for resident data, a single example.
         start: the position in the source of the first of these updates.
         end: the position after the last.
@@ -174,8 +172,6 @@ class Block(NamedTuple):
     batches: tuple[Batch, ...]
     start: Position
     end: Position
-    follow: int = 0
-    may_be_read: bool = False
 
     def names(self, update: int) -> ndarray:
         """Return the numbers of an update's rows in the user's source, (rows,), or indices."""

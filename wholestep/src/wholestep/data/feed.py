@@ -119,14 +119,13 @@ class Resident(_Feed):
         self._is_checked = False
 
     def blocks(
-        self, num: int | None, size: Count, *, once: bool = False, ahead: Count | None = None
+        self, num: int | None, size: Count, *, once: bool = False, reads_state: bool = False
     ) -> Iterator[Block]:
         """Yield blocks of at most size() updates, `num` in all (None: to the end of the epoch).
 
         Args:
             once: whether the blocks end with the epoch in any case.
-            ahead: given if the state may be read after each block; its value is not used, as
-                nothing is drawn.
+            reads_state: not used, as nothing is drawn.
         """
         epoch, step = self._begin()
         num_batches = len(self.batches)
@@ -135,7 +134,7 @@ class Resident(_Feed):
             left = min(num, left) if once else num
         while left:
             block = self._block(epoch, step, size(), min(left, num_batches - step))
-            yield block._replace(may_be_read=ahead is not None)
+            yield block
             self._check_unmoved(block)
             left -= block.num
             epoch, step = block.end
@@ -166,8 +165,7 @@ class Resident(_Feed):
         alike = self._num_full - step if is_full else 1
         left = min(left, alike, program.most)
         named = self._table(program, epoch, step, min(num, left), alike)
-        most = min(left, named.end - step)
-        num = min(num, most)
+        num = min(num, left, named.end - step)
         is_last = step + num == len(self.batches)
         return Block(
             program,
@@ -178,7 +176,6 @@ class Resident(_Feed):
             (batch,),
             (epoch, step),
             (epoch + 1, 0) if is_last else (epoch, step + num),
-            follow=most - num,
         )
 
     def _rows(self, epoch: int, step: int, num: int) -> ndarray:
@@ -221,7 +218,7 @@ class BatchQueue:
     def __init__(self, start: Position = (0, 0), num: int | None = 0, *, once: bool = True):
         self.drawn: list[Batch] = []
         self.next = self.end = start
-        self.error: Exception | TerminatedWaiting | None = None
+        self.error: Exception | TerminatedWaiting | KeyboardInterrupt | None = None
         self._epoch = start[0] if once or num is None else None
         self._left = -1 if num is None else num
         self._has_ended = False
@@ -283,11 +280,11 @@ class Loaded(_Feed):
         # by the rows of an update, full and real
         self._programs: dict[tuple[int, int], Planned] = {}
         self._largest = dict(self.cache.largest)  # counts drawn batches; the cache counts sent ones
-        self._is_open = False
+        self._is_open = self._draws_early = False
         self._queue = BatchQueue()
 
     def blocks(
-        self, num: int | None, size: Count, *, once: bool = False, ahead: Count | None = None
+        self, num: int | None, size: Count, *, once: bool = False, reads_state: bool = False
     ) -> Iterator[Block]:
         """Yield blocks of at most size()/16 updates, or one: a block waits for its last batch.
 
@@ -296,24 +293,21 @@ class Loaded(_Feed):
         Args:
             num: the number of updates in all (None: to the end of the epoch).
             once: whether the blocks end with the epoch in any case.
-            ahead: if the state may be read after each block, returns the number of updates to send
-                at once anyway: that many batches are drawn, unless a batch may depend on the
-                updates before it.
+            reads_state: whether the state may be read after each block: it then has all size()
+                updates. While the device computes it, the next batch is drawn, unless it may depend
+                on the updates before it.
         """
         self._queue = queue = BatchQueue(self._begin(), num, once=once)
-        may_be_read = ahead is not None and not self.batches.may_depend_on_updates
+        self._draws_early = reads_state and not self.batches.may_depend_on_updates
         self._is_open = True
         try:
             while self._fill(1):
                 program = self._planned(queue.drawn[0])
-                early = ahead() if ahead is not None and may_be_read else 1
-                most = min(program.num_stacked, max(1, size() // _PART, early))
-                batches = self._alike(program, most)
+                most = size() if reads_state else max(1, size() // _PART)
+                batches = self._alike(program, min(program.num_stacked, most))
                 block = block_of(self.devices, self.cache.row_tables, program, batches)
-                block = block._replace(may_be_read=may_be_read)
-                for part in [block] if ahead is None else _one_by_one(block, size):
-                    yield part
-                    self._check_unmoved(part)
+                yield block
+                self._check_unmoved(block)
             if queue.error is not None:
                 raise queue.error
             self.batches.position = max(self.batches.position, queue.end)
@@ -323,12 +317,15 @@ class Loaded(_Feed):
                 self._put_back()
 
     def note_sent(self, block: Block) -> None:
-        """Record that a block was sent; draw the next batches, if more parts of it follow."""
+        """Record that a block was sent; draw the next batch, if that is early."""
         for batch in block.batches:
             if batch.kind:
                 _note_size(self.cache.largest, batch)
-        if block.may_be_read and block.first == 0 and block.follow:
-            self._fill(block.num + block.follow)
+        if self._draws_early:
+            try:
+                self._fill(1)
+            except KeyboardInterrupt as error:  # raised once the callbacks have received the block
+                self._queue.error = error
 
     def go_back(self, block: Block, done: int) -> None:
         """Move the position; ready-made batches that were not used are kept for the next call."""
@@ -442,24 +439,6 @@ class Loaded(_Feed):
 
 def _note_size(largest: dict[str, int], batch: Batch) -> None:
     largest[batch.kind] = max(largest.get(batch.kind, 0), batch.full)
-
-
-def _one_by_one(block: Block, size: Count) -> Iterator[Block]:
-    """Yield the updates of a block, at most size() at a time; each part says how many follow it."""
-    done = 0
-    while done < block.num:
-        batches = block.batches[done : done + size()]
-        num = len(batches)
-        first = done
-        done += num
-        yield block._replace(
-            first=first,
-            num=num,
-            batches=batches,
-            start=batches[0].start,
-            end=batches[-1].end,
-            follow=block.num - done,
-        )
 
 
 Feed = Resident | Loaded

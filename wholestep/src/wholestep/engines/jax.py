@@ -122,22 +122,17 @@ class JaxPrograms:
             kept = jax.tree.map(lambda leaf: leaf.sharding, examples[0]) if spends else None
             options["out_shardings"] = (kept, results[1]) if spends else results
         jitted = jax.jit(function, **options)
-        traced = jitted.trace(*examples)
         with elementwise():
-            lowered = traced.lower()
+            lowered = jitted.trace(*examples).lower()
         if self.processes.count > 1:
             self.processes.check_equal(
                 {"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"}
             )
         # cached for the function's first call; later calls are dispatched in C++
         compiled = lowered.compile()
-        calls_out = traced.jaxpr.effects or any(
-            "callback" in name for name in _primitives(traced.jaxpr.jaxpr)
-        )
         needs = compiled.memory_analysis()
         return Compiled(
             call=jitted if self.layout is None else compiled,
-            again=None if calls_out else compiled,
             memory=None if needs is None else int(needs.temp_size_in_bytes),
         )
 

@@ -25,29 +25,16 @@ Data = TypeVar("Data")
 Alike = TypeVar("Alike")
 
 
-class Watch(Protocol):
-    """Reports accesses to variables before they happen."""
-
-    def begin(self) -> None:
-        """From now on accesses are reported, unless the watch has ended already."""
-
-    def end(self) -> None:
-        """No access is reported any more."""
-
-
 class Compiled(NamedTuple):
     """A compiled function.
 
     Args:
         call: the function.
-        again: the function in a form that is never retraced; None if it has side effects, or is
-            never run again.
         memory: the bytes that it needs in addition to its arguments and results; None if unknown.
         how: how it is executed, as text; "" if there is one way.
     """
 
     call: Callable
-    again: Callable | None = None
     memory: int | None = None
     how: str = ""
 
@@ -61,7 +48,14 @@ class Shares(NamedTuple):
 
 
 class VariableAccess(Protocol):
-    """The values of Keras variables, between programs and in them."""
+    """The values of Keras variables, between programs and in them.
+
+    Attributes:
+        shows_changes: whether a changed variable has another value object; else seeing a change
+            would wait for the device.
+    """
+
+    shows_changes: bool
 
     def read(self, variables: Variables) -> tuple[list, list, list]:
         """Return the values of (params, slots, buffers), to be spent; [] if kept in variables."""
@@ -95,12 +89,6 @@ class VariableAccess(Protocol):
 
     def assign(self, variables: list, values: list) -> None:
         """Write these values to these variables, without waiting."""
-
-    @property
-    def watch(
-        self,
-    ) -> Callable[[list, list, Callable[[], None], AbstractContextManager], Watch] | None:
-        """Make a watch: call under a lock before a read, or a write to others; or None."""
 
     def sharded(self, variables: list) -> list[str]:
         """Return the paths of the sharded variables, with the axes along which they are cut."""

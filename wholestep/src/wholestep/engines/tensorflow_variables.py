@@ -45,7 +45,7 @@ def _inside(path: str, value: Any) -> Iterator[tuple[str, tf.Variable]]:
 class TensorflowVariables:
     """The part `variables` of the engine on TensorFlow."""
 
-    watch = None  # a traced function reads a variable without Python
+    shows_changes = False  # a variable's value is always the same object
 
     def __init__(self, replicas: TensorflowReplicas):
         self._replicas = replicas

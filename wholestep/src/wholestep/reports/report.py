@@ -90,66 +90,44 @@ def check_same_layout(before: ReportLayout | None, now: ReportLayout) -> None:
     )
 
 
-class PackedLogs:
-    """The packed logs of all updates of one dispatch, fetched once on first use.
-
-    Attributes:
-        on_device: one row for each update; its last number is 1 if the update was applied.
-    """
-
-    def __init__(self, devices: Devices, on_device: Tensor):
-        self._devices = devices
-        self.on_device = on_device
-
-    @cached_property
-    def values(self) -> np.ndarray:
-        """One row for each update. Waits for the device."""
-        return self._devices.fetch(self.on_device)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether reading the numbers would not wait."""
-        return "values" in vars(self) or self._devices.is_ready(self.on_device)
-
-
 class Report:
     """The numbers of a block of updates. Reading them waits for the device; nothing else does.
 
     Args:
-        packed: the logs of a dispatch.
-        at: the index in the dispatch of the block's first update.
-        first: the number of that update.
+        on_device: one row of packed logs for each update; its last number is 1 if the update was
+            applied.
+        first: the number of the first update.
         in_call: whether the updates belong to an epoch of `fit` or `steps`, and not to `update`.
     """
 
     def __init__(
         self,
-        packed: PackedLogs,
-        at: int,
+        devices: Devices,
+        on_device: Tensor,
         layout: ReportLayout,
         block: Block,
         first: int,
         *,
         in_call: bool = True,
     ):
-        self.packed = packed
+        self.on_device = on_device
         self.block = block
         self.in_call = in_call
         self.first = first
         self.error: NonFiniteError | None = None
         self.is_noted = False
-        self._at = at
+        self._devices = devices
         self._layout = layout
 
-    @property
+    @cached_property
     def values(self) -> np.ndarray:
-        """One row of packed logs for each update."""
-        return self.packed.values[self._at : self._at + self.block.num]
+        """One row of packed logs for each update. Waits for the device."""
+        return self._devices.fetch(self.on_device)[: self.block.num]
 
     @property
     def is_ready(self) -> bool:
         """Whether reading the numbers would not wait."""
-        return self.packed.is_ready
+        return "values" in vars(self) or self._devices.is_ready(self.on_device)
 
     @property
     def first_failure(self) -> int | None:

@@ -88,10 +88,8 @@ class UpdateLedger:
 
     @property
     def was_moved(self) -> bool:
-        """Whether other code has updated the optimizer since an update wrote its variables.
-
-        It is not seen on TensorFlow: the variable's value is always the same object, and reading
-        its number would wait.
+        """Whether other code has updated the optimizer since an update wrote its variables, if the
+        engine's variables show it.
         """
         return self._iterations is not self._optimizer.iterations._value
 
@@ -107,8 +105,8 @@ class UpdateLedger:
     @property
     def is_counted(self) -> bool:
         """Whether the run's number is known to be right without reading the optimizer."""
-        sees_all_updates = self._engine.variables.watch is not None and not self.was_moved
-        return sees_all_updates and not self._skips and not self._scales_loss
+        was_seen = self._engine.variables.shows_changes and not self.was_moved
+        return was_seen and not self._skips and not self._scales_loss
 
     def count_skipped(self, run: Run) -> int:
         """Return the number of skipped updates, including unread reports. Waits."""
@@ -190,7 +188,7 @@ class UpdateLedger:
         self._deferred = report
         if self._engine.processes.count == 1 and not self._skips:
             self._at_exit = self._at_exit or UnreadFailure(self, run)
-            self._at_exit.last = report.first, report.packed.on_device
+            self._at_exit.last = report.first, report.on_device
 
     def _take_deferred(self) -> Report | None:
         report = self._deferred
