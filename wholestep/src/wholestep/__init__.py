@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wholestep.aliases import audit
     from wholestep.checkpoints import Checkpoints, load_weights
     from wholestep.data import Batches
-    from wholestep.model import Mean, Objective, Sum
+    from wholestep.model import Mean, Objective, Sum, Whole
     from wholestep.reports.run_report import RunReport
     from wholestep.steps import Step
     from wholestep.trainer import Trainer
@@ -38,6 +38,7 @@ __all__ = [
     "Step",
     "Sum",
     "Trainer",
+    "Whole",
     "WholestepError",
     "audit",
     "load_weights",
@@ -52,6 +53,7 @@ _HOMES = {
     "Step": "steps",
     "Sum": "model",
     "Trainer": "trainer",
+    "Whole": "model",
     "audit": "aliases",
     "load_weights": "checkpoints",
 }

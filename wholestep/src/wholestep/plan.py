@@ -23,6 +23,7 @@ from wholestep.model import (
     Findings,
     Forward,
     inference,
+    joining,
     layers,
     metrics_are_additive,
     metrics_ignore_padding,
@@ -86,6 +87,8 @@ class Planner:
             self.programs.clear()
             self._filled.clear()
         self.findings = findings
+        if findings.coupling is not None and findings.coupling.joins:
+            self._use(self._with_joined_losses())
 
     def note_no_xla(self) -> None:
         """Note why programs are not compiled by XLA, as the engine has found."""
@@ -165,20 +168,42 @@ class Planner:
     def learn(self, state: State, batch: Batch) -> Update:
         """Trace the objective on such batches, before any other method sees such a batch."""
         key = batch.program_key
-        if key in self._updates:
-            return self._updates[key]
+        if key not in self._updates:
+            update = self._traced(self.update, state, batch)
+            # unknown to the other updates
+            if update.forward.variables is not self.update.forward.variables:
+                self._use(update)
+            self._updates[key] = update
+        return self._updates[key]
+
+    def _traced(self, update: Update, state: State, batch: Batch) -> Update:
         engine = self.engine
-        known = self.update.forward
         cut = Cut(((1, batch.num_rows),), batch.num_rows, split=engine.replicas.is_split)
         data, rows, _ = self._staged(batch, cut)
-        state = state._replace(captured=engine.variables.captured(known.inputs, state))
-        update = self.update.learned(cut, state, data, rows)
-        if update.forward.variables is not known.variables:  # unknown to the other updates
-            for cache in (self._updates, self.programs, self._filled):
-                cache.clear()
-            self.update = update
-        self._updates[key] = update
-        return update
+        captured = engine.variables.captured(update.forward.inputs, state)
+        return update.learned(cut, state._replace(captured=captured), data, rows)
+
+    def _use(self, update: Update) -> None:
+        """Use another update from now on."""
+        for cache in (self._updates, self.programs, self._filled):
+            cache.clear()
+        self.update = update
+
+    def _with_joined_losses(self) -> Update:
+        forward = self.update.forward
+        objective = joining(forward.objective)
+        if objective is forward.objective:
+            return self.update
+        return replace(self.update, forward=replace(forward, objective=objective))
+
+    def _joined(self, sample: Sample) -> Sample:
+        """Return the sample with losses of all rows together, if rows meet in the losses alone."""
+        coupling = self.probe(sample)
+        if not coupling.in_losses:
+            return sample
+        self.findings.coupling = replace(coupling, couples=False, joins=True, in_losses=False)
+        self._use(self._with_joined_losses())
+        return sample._replace(update=self.learn(sample.state, sample.batch))
 
     def padding_is_exact(self, sample: Sample) -> bool:
         """Whether rows of weight 0 change nothing, by probes, once; False if eager."""
@@ -243,13 +268,22 @@ class Planner:
         return self.engine.processes.broadcast(found, "sharing what was found out by trying")
 
     def _probe(self, sample: Sample) -> Coupling:
-        return Coupling(**self._share(asdict(probe(self.engine, *sample.traced))))
+        coupling = probe(self.engine, *sample.traced)
+        joined = self._with_joined_losses()
+        if coupling.couples and not coupling.moves and joined is not self.update:
+            traced = self._traced(joined, sample.state, sample.batch)
+            of_outputs = probe(self.engine, *sample._replace(update=traced).traced)
+            coupling = replace(coupling, in_losses=of_outputs.cut_is_exact)
+        return Coupling(**self._share(asdict(coupling)))
 
     def _plan(self, sample: Sample, short: bool, length: int) -> Program:
+        num_rows = sample.batch.num_rows
+        size = num_rows if self.microbatch_size == "auto" else int(self.microbatch_size)
+        if size < num_rows or self.engine.replicas.is_split:
+            sample = self._joined(sample)
         whole = self._whole_cut(sample, short)
         if self.microbatch_size != "auto":
-            cut = self._cut(whole, int(self.microbatch_size), sample)
-            return self._compile(cut, length, sample)
+            return self._compile(self._cut(whole, size, sample), length, sample)
         program = self._compile(whole, length, sample)
         if program.memory is None and self.memory_limit is not None:
             warn(
@@ -265,6 +299,7 @@ class Planner:
                     "model smaller."
                 )
                 return program
+            sample = self._joined(sample)
             coupling = self.probe(sample)
             if not coupling.cut_is_exact:
                 why = coupling.why(sample.update.forward.movers)

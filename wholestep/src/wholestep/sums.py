@@ -12,9 +12,11 @@ from wholestep.cut import Cut
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.model import (
+    NO_SLOPES,
     NOTHING_KNOWN,
     Forward,
     MicrobatchSums,
+    Slopes,
     TraceFacts,
     loss_trackers,
     own_results,
@@ -65,8 +67,8 @@ class Folded(NamedTuple, Generic[Added, Carried, Alike]):
 class SumInputs(NamedTuple):
     """The arguments of the sums of an update, the same for every microbatch and replica.
 
-    `places` and `weights` are known after the weights of the full batch, see `Forward.sums` and
-    `EpochSums.loss`.
+    `places`, `weights` and `slopes` are known after the first passes over the full batch, see
+    `Forward.sums` and `EpochSums.loss`.
     """
 
     values: Values
@@ -75,6 +77,7 @@ class SumInputs(NamedTuple):
     num_rows: Tensor
     places: Sequence[Tensor] = ()
     weights: dict[str, Tensor] | None = None
+    slopes: Slopes = NO_SLOPES
 
     def with_params(self, params: list[Tensor]) -> "SumInputs":
         """Return the inputs with other values of the parameters."""
@@ -131,7 +134,8 @@ def zero_totals(
         else:
             grads.append(ops.zeros(param.shape, dtype))
     zero = ops.zeros((), keras.config.floatx())
-    sums = Sums(grads, dict.fromkeys(facts.terms, (zero, zero)), zero)
+    terms = [k for k, fact in facts.terms.items() if not fact.joins]
+    sums = Sums(grads, dict.fromkeys(terms, (zero, zero)), zero)
     moves = [ops.zeros_like(buffers[i]) for i in facts.moved]
     assigned = [ops.zeros_like(params[i]) for i in facts.assigned]
     return Folded(sums, metrics, After(moves, assigned))
@@ -139,7 +143,7 @@ def zero_totals(
 
 def zero_weights(facts: TraceFacts) -> Weights:
     """Return the weights of no microbatch."""
-    means = [k for k, fact in facts.terms.items() if fact.is_mean]
+    means = [k for k, fact in facts.terms.items() if fact.is_mean and not fact.joins]
     zero = ops.zeros((), keras.config.floatx())
     return Folded((), dict.fromkeys(means, zero), ())
 

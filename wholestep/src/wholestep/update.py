@@ -20,7 +20,8 @@ from wholestep import tree
 from wholestep.cut import Cut
 from wholestep.embeddings.rows import RowPlan, RowPlanner, explain_lookups, explain_sums
 from wholestep.engines import Engine
-from wholestep.model import Forward, MicrobatchSums
+from wholestep.joins import Collected, JoinedTerms, join, no_outputs, slopes_of, with_outputs
+from wholestep.model import Forward, MicrobatchSums, Whole
 from wholestep.program import loop_updates, with_epoch_start
 from wholestep.reports.report import APPLIED, NO_LOGS, UPDATE_LOSS, ReportLayout
 from wholestep.slices import Gradient, Slices
@@ -223,12 +224,19 @@ class ObjectiveUpdate(Update):
             params = self.row_planner.with_rows(inputs.values.params, touched)
             inputs = inputs.with_params(params)._replace(places=places)
 
+            joined = None
+            if cut.has_parts and facts.joins:
+                joined = self._joined(cut, row_plan, data, inputs)
+                inputs = inputs._replace(slopes=joined.slopes)
+
             if sizes is None:
                 sizes = self._lookup_sizes(cut, gradient, data, inputs)
             num_parts = cut.num_microbatches * num_shares(engine, cut)
             begin = zero_totals(facts, inputs.values, sizes, num_parts, count)
             step = partial(add_microbatch, sizes)
             total = self._fold(cut, step, begin, data, inputs, syncs=True)
+            if joined is not None:
+                total = joined.added_to(total)
 
             state = state._replace(scratch=scratch)
             new, grads, loss, ok = self._proposal(cut, state, inputs, total, sizes)
@@ -278,6 +286,29 @@ class ObjectiveUpdate(Update):
         paths = [variable.path for variable in self.forward.variables.params]
         return lookup_sizes(cut, paths, num_few, few, gradients(cut.places))
 
+    def _joined(self, cut: Cut, row_plan: RowPlan, data: Tree, inputs: SumInputs) -> JoinedTerms:
+        """Return the terms of all rows together, by a fold that collects the rows' outputs."""
+        terms: dict[str, Whole] = {}
+
+        def terms_of(
+            inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor
+        ) -> dict[str, Whole]:
+            batch, _, first = self._part(cut, inputs, data, rows, first)
+            lookups = row_plan.lookups
+            return self.forward.outputs(inputs.values, batch, inputs.places, first, lookups=lookups)
+
+        def collect(data: Tree, inputs: SumInputs, total: Collected, piece: Piece) -> Collected:
+            rows, first, number = piece
+            local = inputs._replace(places=[section(p, number, cut) for p in inputs.places])
+            terms.update(terms_of(local, data, rows, first))
+            place = first + self.engine.replicas.part(rows)[1]
+            return total._replace(sums=with_outputs(total.sums, terms, place))
+
+        room = no_outputs(self.engine, cut, terms_of, inputs, data)
+        outputs = self._fold(cut, collect, Folded(room, (), ()), data, inputs, syncs=True).sums
+        loss = partial(self.epoch_sums.loss, once=ops.zeros((), keras.config.floatx()))
+        return join(self.engine, self.forward, inputs, terms, outputs, loss, row_plan.lookups)
+
     # ---- the two folds of whole_update, over microbatches and replicas ----
 
     def _fold(
@@ -325,20 +356,22 @@ class ObjectiveUpdate(Update):
         def gradient(inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor) -> Differentiated:
             batch, row_weights, first = self._part(cut, inputs, data, rows, first)
             num_rows = tree.num_rows(batch)
+            slopes = slopes_of(inputs.slopes, first, num_rows)
 
             def scaled_loss(params: list[Tensor]) -> tuple[Tensor, MicrobatchSums]:
                 values = inputs.values._replace(params=params)
-                outcome = sums_of(values, batch, row_weights, inputs.places, first)
+                outcome = sums_of(values, batch, row_weights, inputs.places, first, slopes)
                 extra = outcome.extra * extra_share(cut, num_rows)
                 if not num_rows:
                     extra = ops.zeros_like(extra)
                 loss = self.epoch_sums.loss(outcome.sums, extra, inputs.weights)
-                return loss * ops.cast(inputs.scale, extra.dtype), outcome._replace(extra=extra)
+                scaled = loss * ops.cast(inputs.scale, extra.dtype) + outcome.joined
+                return scaled, outcome._replace(extra=extra)
 
-            slices = not self.dense_gradients
+            by_slices = not self.dense_gradients
             with self.forward.backwards(num_rows, first):
                 return self.engine.ops.differentiate(
-                    scaled_loss, inputs.values.params, slices=slices
+                    scaled_loss, inputs.values.params, slices=by_slices
                 )
 
         traced = self.engine.programs.traced(gradient)

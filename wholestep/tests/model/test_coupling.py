@@ -159,8 +159,13 @@ def test_what_add_loss_adds_up_to(reduce, extra):
 
 @on("jax")
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 has no effect")
-def test_a_scalar_loss_is_whole_and_said_once():
-    scalar = model(loss=lambda y, p: keras.ops.mean(p**2))
+def test_a_loss_by_compute_loss_is_whole_and_said_once():
+    class Own(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean(y_pred**2)
+
+    scalar = Own(model().layers)
+    scalar.compile("sgd")
     assert found(scalar).whole
     with pytest.warns(UserWarning, match="one number instead of one per row") as said:
         ws.Trainer(scalar, microbatch_size=5).fit(X, Y, batch_size=10, epochs=3, verbose=0)

@@ -24,9 +24,9 @@ from wholestep.model.coupling import (
     metrics_ignore_padding,
     probe,
 )
-from wholestep.model.forward import Forward, MicrobatchSums
+from wholestep.model.forward import NO_SLOPES, Forward, MicrobatchSums, Slopes
 from wholestep.model.graph import values_for_tensors
-from wholestep.model.losses import CompiledObjective, LossCall, check_labels, unreduced
+from wholestep.model.losses import CompiledObjective, LossCall, check_labels, joining, unreduced
 from wholestep.model.misfit import check_labels_are_numbers, check_parts, explained, named
 from wholestep.model.objective import (
     Mean,
@@ -35,6 +35,7 @@ from wholestep.model.objective import (
     ScalarTerm,
     Sum,
     Term,
+    Whole,
     checked,
     leave_rows_out,
     mask_of,
@@ -46,6 +47,7 @@ from wholestep.model.trace import NOTHING_KNOWN, TraceFacts
 
 __all__ = [
     "NOTHING_KNOWN",
+    "NO_SLOPES",
     "CompiledObjective",
     "Coupling",
     "Findings",
@@ -56,9 +58,11 @@ __all__ = [
     "Objective",
     "ObjectiveOutput",
     "ScalarTerm",
+    "Slopes",
     "Sum",
     "Term",
     "TraceFacts",
+    "Whole",
     "are_same",
     "check_labels",
     "check_labels_are_numbers",
@@ -69,6 +73,7 @@ __all__ = [
     "explained",
     "inference",
     "is_overridden",
+    "joining",
     "layers",
     "leave_rows_out",
     "loss_trackers",

@@ -37,6 +37,8 @@ class Coupling:
             number of rows is fixed.
         draws: random draws depend on the cut, or change from one call to the next.
         custom: the name of the custom step that computes an update; "" if there is none.
+        joins: a term is a function of the outputs of all rows; the rest is about the outputs.
+        in_losses: the rows meet in compiled losses alone, which may be joined.
     """
 
     couples: bool = False
@@ -47,6 +49,8 @@ class Coupling:
     keeps: bool = False
     draws: bool = False
     custom: str = ""
+    joins: bool = False
+    in_losses: bool = False
 
     @property
     def cut_is_exact(self) -> bool:
@@ -61,7 +65,7 @@ class Coupling:
     @property
     def padding_is_exact(self) -> bool:
         """Whether rows of weight 0 change nothing."""
-        return self.cut_is_exact and self.extra == "none"
+        return self.cut_is_exact and self.extra == "none" and not self.joins
 
     def why(self, movers: Sequence[str] = ()) -> str:
         """Return the reasons why the batch may not be cut, as text.
@@ -102,6 +106,13 @@ class Coupling:
 
     def explanation(self, movers: Sequence[str], *, is_cut: bool) -> str:
         """Return whether microbatches give the update of the whole batch, as text."""
+        if self.cut_is_exact and self.joins:
+            passes = "" if is_cut else "would "
+            return (
+                "Rows meet in the loss alone, a function of the outputs of all rows: microbatches "
+                f"{passes}compute these first, with one more forward pass, and give the update of "
+                "the whole batch, up to rounding."
+            )
         if self.cut_is_exact:
             return "Microbatches of any size give the update of the whole batch, up to rounding."
         if not self.cut_is_possible:
@@ -342,6 +353,7 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
         extra=extra,
         unknown=not (facts.has_whole or runs.can_move.any()),
         draws=draws,
+        joins=facts.joins,
     )
 
 

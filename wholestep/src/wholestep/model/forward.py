@@ -1,6 +1,6 @@
 """The objective as a pure function of values: the only place where a model is called."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +19,8 @@ from wholestep.model.misfit import explained
 from wholestep.model.objective import (
     Objective,
     ObjectiveOutput,
+    Term,
+    Whole,
     as_tensor,
     by_row,
     checked,
@@ -37,11 +39,12 @@ class MicrobatchSums(NamedTuple):
     """The results of one microbatch.
 
     Args:
-        sums: (value, weight) by term.
+        sums: (value, weight) by term, without those that are joined.
         extra: the model's other losses.
         buffers, metrics: the values after it.
         assigned: the new values of the parameters that the forward pass assigned, in the order of
             `facts.assigned`.
+        joined: the sum of the outputs times their slopes, for the gradient of joined terms.
     """
 
     sums: dict[str, tuple[Tensor, Tensor]]
@@ -49,6 +52,7 @@ class MicrobatchSums(NamedTuple):
     buffers: list
     metrics: list
     assigned: list
+    joined: Tensor | float = 0.0
 
 
 class RowResults(NamedTuple):
@@ -64,6 +68,9 @@ class RowResults(NamedTuple):
 
 
 Trace = Callable[["Forward"], None]
+# by joined term, a derivative for each leaf of its outputs
+Slopes = Mapping[str, list[Tensor]]
+NO_SLOPES: Slopes = {}
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,7 @@ class Forward:
         row_weights: Tensor | None,
         places: Sequence[Tensor] = (),
         first: Tensor | int = 0,
+        slopes: Slopes = NO_SLOPES,
         *,
         lookups: Lookups = NOTHING,
     ) -> MicrobatchSums:
@@ -179,6 +187,8 @@ class Forward:
             places: by group of `lookups`, the index of each lookup's row among the rows that
                 `params` hold of a table.
             first: the first row's place in the update, on which random draws depend.
+            slopes: by joined term, the derivatives of the loss by these rows' outputs; a term
+                without is computed of these rows.
         """
         scope = self._scope(values, lookups)
         with scope, lookups.answering(values.params, places):
@@ -190,11 +200,39 @@ class Forward:
             for update in output.metric_updates:
                 update.run(row_weights)
             terms = output.terms | output.reported
-            sums = {label: term.sums(row_weights) for label, term in terms.items()}
+            sums = {k: term.sums(row_weights) for k, term in terms.items() if k not in slopes}
             extra = self._extra(scope, output)
         params = [self.variables.params[i] for i in self.facts.assigned]
         assigned = [scope.get_current_value(variable) for variable in params]
-        return MicrobatchSums(sums, extra, *self._after(scope, values), assigned)
+        product: Any = 0.0
+        for k, of_term in slopes.items():
+            product = product + _product(_joined(terms)[k], of_term)
+        return MicrobatchSums(sums, extra, *self._after(scope, values), assigned, product)
+
+    def outputs(
+        self,
+        values: Values,
+        batch: Tree,
+        places: Sequence[Tensor] = (),
+        first: Tensor | int = 0,
+        *,
+        lookups: Lookups = NOTHING,
+    ) -> dict[str, Whole]:
+        """Return the joined terms of one microbatch, for their outputs; arguments as of `sums`."""
+        with self._scope(values, lookups), lookups.answering(values.params, places):
+            with self._calling(batch, first):
+                result = self.objective(self.model, batch, self.training)
+            output = self._output(result, batch, None)
+        return _joined(output.terms | output.reported)
+
+    def joined(
+        self, values: Values, terms: dict[str, Whole], *, lookups: Lookups = NOTHING
+    ) -> tuple[dict[str, tuple[Tensor, Tensor]], list[int]]:
+        """Return the sums of joined terms of all rows, and the parameters that they read."""
+        with self._scope(values, lookups) as scope:
+            sums = {label: term.sums() for label, term in terms.items()}
+        params = enumerate(self.variables.params)
+        return sums, [i for i, param in params if id(param) in scope.read]
 
     def rows(
         self, values: Values, batch: Tree, first: Tensor | int = 0, *, lookups: Lookups = NOTHING
@@ -349,7 +387,8 @@ class Forward:
         output = read(result, metrics)
         terms = checked(output.terms, num_rows)
         reported = checked(output.reported, num_rows)
-        shapes = {k: tuple(term.values.shape) for k, term in terms.items()}
+        rows = {k: term for k, term in terms.items() if not isinstance(term, Whole)}
+        shapes = {k: tuple(term.values.shape) for k, term in rows.items()}
         squares = [k for k, shape in shapes.items() if shape[1:2] == (num_rows,)]
         if squares and num_rows > 1 and again is not None:
             batch = tree.map_leaves(lambda leaf: leaf[:-1], batch)
@@ -405,3 +444,15 @@ class Forward:
 
         buffers = after(self.variables.buffers, values.buffers)
         return buffers, after(self.variables.metrics, values.metrics)
+
+
+def _joined(terms: dict[str, Term]) -> dict[str, Whole]:
+    return {label: term for label, term in terms.items() if isinstance(term, Whole)}
+
+
+def _product(term: Whole, slopes: list[Tensor]) -> Tensor:
+    """Return the sum of the term's outputs times their slopes."""
+    total = ops.zeros((), keras.config.floatx())
+    for leaf, slope in zip(term.leaves, slopes, strict=True):
+        total = total + ops.sum(wide(leaf) * wide(ops.stop_gradient(slope)))
+    return total

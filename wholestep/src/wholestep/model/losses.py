@@ -36,8 +36,10 @@ from wholestep.model.objective import (
     ScalarTerm,
     Sum,
     Term,
+    Whole,
     lengthened,
     selected,
+    with_mask,
 )
 from wholestep.patches import replaced
 from wholestep.tree import Tensor, Tree
@@ -72,10 +74,15 @@ class LossCall(NamedTuple):
 
 
 class CompiledObjective(Objective):
-    """The losses and metrics of `model.compile(...)` on batches (x, y[, sample_weight])."""
+    """The losses and metrics of `model.compile(...)` on batches (x, y[, sample_weight]).
 
-    def __init__(self, metrics: list):
+    Args:
+        joins: whether the losses are functions of all rows together, even with a value for each.
+    """
+
+    def __init__(self, metrics: list, *, joins: bool = False):
         self.extra_metrics = metrics
+        self.joins = joins
         self._has_warned_of_losses = False
         self._has_warned_of_labels = False
 
@@ -102,7 +109,7 @@ class CompiledObjective(Objective):
         labels = tree.leaves(y)
         ranges = [label_range for call in calls for label_range in label_ranges(call, labels)]
         return ObjectiveOutput(
-            _terms(calls),
+            _terms(calls, joins=self.joins),
             {},
             updates,
             label_ranges=tuple(ranges),
@@ -126,11 +133,32 @@ class CompiledObjective(Objective):
         return calls[:1]
 
 
-def _terms(calls: list[LossCall]) -> dict[str, Term]:
-    if len(calls) == 1:
-        return {"": unreduced(calls[0])}
-    names = distinct([f"{call.name}_loss" for call in calls])
-    return {name: unreduced(call) for name, call in zip(names, calls, strict=True)}
+def joining(objective: Objective) -> Objective:
+    """Return the compiled losses as functions of all rows together; other objectives unchanged."""
+    if not isinstance(objective, CompiledObjective) or objective.joins:
+        return objective
+    return CompiledObjective(objective.extra_metrics, joins=True)
+
+
+def _terms(calls: list[LossCall], *, joins: bool) -> dict[str, Term]:
+    names = [""] if len(calls) == 1 else distinct([f"{call.name}_loss" for call in calls])
+    return {name: _term(call, joins=joins) for name, call in zip(names, calls, strict=True)}
+
+
+def _term(call: LossCall, *, joins: bool) -> Term:
+    """Return the term of a loss: a function of all rows if it is one number, or `joins`."""
+    term = unreduced(call)
+    if not (joins or isinstance(term, ScalarTerm)):
+        return term
+    outputs = call.y_true, call.y_pred, call.weight, get_keras_mask(call.y_pred)
+    return Whole(functools.partial(_of_all_rows, call), outputs, call.coefficient)
+
+
+def _of_all_rows(
+    call: LossCall, y_true: Tensor, y_pred: Tensor, weight: Tensor | None, mask: Tensor | None
+) -> Term:
+    y_pred = with_mask(y_pred, mask)
+    return unreduced(call._replace(y_true=y_true, y_pred=y_pred, weight=weight))
 
 
 def _divisors(calls: list[LossCall], weights: list[Tensor]) -> tuple[int, ...]:

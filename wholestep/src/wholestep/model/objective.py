@@ -7,12 +7,13 @@ added over microbatches, replicas and hosts, and divided once.
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 from keras.metrics import AUC
 
@@ -107,10 +108,60 @@ class ScalarTerm(_Shown):
         return value, ops.ones((), value.dtype)
 
 
-Term = Mean | Sum | ScalarTerm
+@dataclass(frozen=True, repr=False)
+class Whole(_Shown):
+    """A term in which rows meet: a function of the outputs of all rows of the batch.
+
+    For contrastive, triplet and ranking losses, correlations, and any loss that is one number. A
+    batch in microbatches is computed twice: first the outputs of all rows, then, once, the term
+    and its derivative by them, and then the gradient of each microbatch. So a cut changes only
+    rounding, and memory holds the outputs of all rows, and activations of one microbatch.
+
+    Args:
+        function: (*outputs) -> one number, or a `Mean` or `Sum`. All that has rows comes by its
+            arguments; it may read variables, such as a temperature that is trained, but draws no
+            random numbers.
+        outputs: nested tensors of shape (rows, ...), also labels and weights.
+        coefficient: the factor of the term in the loss; the term is reported without it.
+
+    >>> from keras import ops
+    >>> def contrastive(queries, answers):
+    ...     scores = queries @ ops.transpose(answers)
+    ...     return Mean(-ops.diagonal(ops.log_softmax(scores)))
+    >>> rows = ops.array([[3.0, 0.0], [0.0, 3.0]])
+    >>> total, weight = Whole(contrastive, (rows, rows)).sums()
+    >>> round(float(total / weight), 6)
+    0.000123
+    """
+
+    function: Callable[..., Any]
+    outputs: tuple[Tree, ...]
+    coefficient: float = 1.0
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The tensors of the outputs, in one list."""
+        return tree.leaves(self.outputs)
+
+    def with_leaves(self, leaves: list[Tensor]) -> "Whole":
+        """Return the same term of other outputs."""
+        others = iter(leaves)
+        return replace(self, outputs=tree.map_leaves(lambda _: next(others), self.outputs))
+
+    def term(self) -> "Mean | Sum | ScalarTerm":
+        """Return the term of these rows."""
+        found = self.function(*self.outputs)
+        return found if isinstance(found, Mean | Sum | ScalarTerm) else ScalarTerm(as_tensor(found))
+
+    def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the scalars of the term of these rows; no row has a weight."""
+        return self.term().sums()
 
 
-def check(term: Term, label: str, num_rows: int) -> Term:
+Term = Mean | Sum | ScalarTerm | Whole
+
+
+def check(term: Mean | Sum, label: str, num_rows: int) -> Mean | Sum:
     """Return the term with floating values, after checking its shape.
 
     Raises:
@@ -203,9 +254,32 @@ def checked(terms: dict[str, Term], num_rows: int) -> dict[str, Term]:
     """Return the terms of an objective, each with one value per row."""
     good: dict[str, Term] = {}
     for label, term in terms.items():
-        is_scalar = isinstance(term, ScalarTerm)
-        good[label] = term if is_scalar else check(term, _label(label), num_rows)
+        if isinstance(term, Mean | Sum):
+            good[label] = check(term, _label(label), num_rows)
+        elif isinstance(term, Whole):
+            good[label] = _checked_outputs(term, _label(label), num_rows)
+        else:
+            good[label] = term
     return good
+
+
+def _checked_outputs(term: Whole, label: str, num_rows: int) -> Whole:
+    """Return the term, after checking that its outputs have rows.
+
+    Raises:
+        SpecificationError: one has no leading axis of rows.
+    """
+    outputs = tree.map_leaves(ops.convert_to_tensor, tuple(term.outputs))
+    for leaf in tree.leaves(outputs):
+        shape = tuple(leaf.shape)
+        if shape[:1] not in ((num_rows,), (None,)):
+            must = (
+                f"The outputs of {label} must have the {num_rows} rows of the batch on their "
+                "leading axis."
+            )
+            attempt = "pass what each row contributes, and let the function combine the rows."
+            raise SpecificationError(message(must, f"an output of shape {shape}", attempt))
+    return replace(term, outputs=outputs)
 
 
 def refuse_broadcasts(shorter: dict[str, Term], num_rows: int) -> None:
@@ -215,6 +289,7 @@ def refuse_broadcasts(shorter: dict[str, Term], num_rows: int) -> None:
         shorter: the terms on one row less; those whose second axis has shrunk, too, are refused.
     """
     for label, term in shorter.items():
+        assert isinstance(term, Mean | Sum)
         if term.values.shape[1] != num_rows - 1:
             continue
         must = (
@@ -230,9 +305,13 @@ def refuse_broadcasts(shorter: dict[str, Term], num_rows: int) -> None:
 
 
 def by_row(term: Term) -> tuple[Tensor, Tensor]:
-    """Return (values, weights) of every row, both (rows,)."""
+    """Return (values, weights) of every row, both (rows,). Of a `Whole`, a value of its outputs."""
     if isinstance(term, ScalarTerm):
         return term.values[None], ops.ones((1,))
+    if isinstance(term, Whole):
+        first, *others = map(_mixed_row, term.leaves)
+        values = sum(others, first)
+        return values, ops.ones_like(values)
     values = term.values
     weights = ops.ones_like(values) if term.weights is None else term.weights
     weights = ops.cast(weights, values.dtype)
@@ -242,6 +321,12 @@ def by_row(term: Term) -> tuple[Tensor, Tensor]:
 def _sum_of_row(values: Tensor) -> Tensor:
     axes = range(1, len(values.shape))
     return ops.sum(values, axis=tuple(axes))
+
+
+def _mixed_row(values: Tensor) -> Tensor:
+    """Return a number for each row that depends on all its values."""
+    rows = ops.reshape(wide(values), (values.shape[0], -1))
+    return ops.matmul(rows, ops.cast(np.cos(1.0 + np.arange(rows.shape[1])), rows.dtype))
 
 
 def _label(name: str) -> str:
@@ -254,7 +339,7 @@ class Objective(ABC):
     `__call__` gets the model, the batch as the source nests it (leaves of shape (rows, ...)) and
     `training`, and returns
 
-    - a `Mean` or a `Sum`, or
+    - a `Mean`, a `Sum`, or, if rows meet in the loss, a `Whole`, or
     - a mapping of named ones, whose sum (each times its coefficient) is reported as "loss", or
     - a pair (either of these, metrics), where metrics maps names to a `Mean` or `Sum` to report, or
       to a tuple (y_true, y_pred[, sample_weight]) for the Keras metric of that name in
@@ -288,6 +373,13 @@ def mask_of(value: Tensor) -> Tensor | None:
 def with_mask_of(value: Tensor, other: Tensor) -> Tensor:
     """Return a value with the mask that Keras keeps for another one."""
     if value is not other and (mask := get_keras_mask(other)) is not None:
+        set_keras_mask(value, mask)
+    return value
+
+
+def with_mask(value: Tensor, mask: Tensor | None) -> Tensor:
+    """Return a value with this mask, as Keras keeps it."""
+    if mask is not None:
         set_keras_mask(value, mask)
     return value
 
@@ -424,7 +516,7 @@ def read(result: object, metrics: dict[str, keras.metrics.Metric]) -> ObjectiveO
     reported: dict[str, Term] = {}
     updates = []
     for label, value in extra.items():
-        if isinstance(value, Mean | Sum):
+        if isinstance(value, Mean | Sum | Whole):
             reported[label] = value
         else:
             updates.append(_metric_update(label, value, metrics))
@@ -445,7 +537,7 @@ def _term(term: object, label: str) -> Term:
     shape = getattr(term, "shape", None)
     received = type(term).__name__ if shape is None else f"an array of shape {tuple(shape)}"
     of_term = f" (term {label!r})" if label else ""
-    must = f"An objective must return a Mean, a Sum or a mapping of them{of_term}."
+    must = f"An objective must return a Mean, a Sum, a Whole or a mapping of them{of_term}."
     attempt = (
         "return Mean(values, weights) with one unreduced value per row; the update divides once."
     )

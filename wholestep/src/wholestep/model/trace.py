@@ -8,18 +8,31 @@ from keras import ops
 
 from wholestep.errors import SpecificationError, message
 from wholestep.model.draws import DrawFact, Draws
-from wholestep.model.objective import LabelRange, Mean, ObjectiveOutput, ScalarTerm, Term
+from wholestep.model.objective import (
+    LabelRange,
+    Mean,
+    ObjectiveOutput,
+    ScalarTerm,
+    Term,
+    Whole,
+)
 from wholestep.state import Variables
 from wholestep.tree import Tensor
 
 
 @dataclass(frozen=True)
 class TermFact:
-    """Properties of one term of the objective."""
+    """Properties of one term of the objective.
+
+    Args:
+        counts: whether it is part of the loss.
+        joins: whether it is a function of all rows together.
+    """
 
     is_mean: bool
     coefficient: float
     counts: bool
+    joins: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +73,12 @@ class TraceFacts:
     @property
     def cannot_pad(self) -> bool:
         """Whether the objective has a part that cannot leave rows out."""
-        return self.has_extra or self.has_whole
+        return self.has_extra or self.has_whole or self.joins
+
+    @property
+    def joins(self) -> bool:
+        """Whether a term is a function of all rows together."""
+        return any(term.joins for term in self.terms.values())
 
 
 class Notes:
@@ -130,7 +148,9 @@ class Notes:
 def _term_facts(terms: dict[str, Term], *, counts: bool) -> dict[str, TermFact]:
     facts = {}
     for label, term in terms.items():
-        facts[label] = TermFact(isinstance(term, Mean), term.coefficient, counts)
+        computed = term.term() if isinstance(term, Whole) else term
+        is_mean = isinstance(computed, Mean)
+        facts[label] = TermFact(is_mean, term.coefficient, counts, joins=computed is not term)
     return facts
 
 
