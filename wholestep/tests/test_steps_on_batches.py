@@ -74,11 +74,10 @@ def test_a_loss_alone_is_a_number():
     assert trainer.test_on_batch(X, Y) < loss
 
 
-def test_weights_are_those_of_rows_or_of_classes():
-    trainer = ws.Trainer(network())
-    with pytest.raises(ws.SpecificationError, match="class_weight"):
-        trainer.train_on_batch(X, Y, W, class_weight={0: 1.0})
-    assert trainer.run.number == 0
+def test_weights_of_rows_and_of_classes_multiply():
+    classes = np.where(Y.reshape(-1) == 0, 3.0, 1.0).astype("float32")
+    both = ws.Trainer(network()).train_on_batch(X, Y, W, class_weight={0: 3.0})
+    assert both == ws.Trainer(network()).train_on_batch(X, Y, W * classes)
 
 
 class Squares(ws.Objective):

@@ -325,16 +325,6 @@ def check_trains(model: keras.Model) -> None:
         raise invalid("Training needs an optimizer.", "none", attempt)
 
 
-def check_weighting(class_weight: object, sample_weight: Tree) -> None:
-    """Refuse two kinds of weights at once."""
-    if class_weight is not None and sample_weight is not None:
-        raise invalid(
-            "class_weight and sample_weight cannot both be given.",
-            "both",
-            "multiply them into sample_weight.",
-        )
-
-
 def check_saves_steps(settings: Checkpoints | None) -> None:
     """Refuse settings that checkpoints of `steps` do not support."""
     if settings is not None and settings.keep_best is not None:

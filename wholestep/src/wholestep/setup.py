@@ -3,7 +3,7 @@ saver.
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -139,7 +139,6 @@ class Setup:
         if x.has_columns and not self._is_own:
             x, take = open_columns(x, self.model, is_prepared=prepare is not None)
         arguments.check_data(x, y, sample_weight)
-        arguments.check_weighting(class_weight, sample_weight)
         is_custom = self.steps.trains if method == "fit" else self.steps.tests
         # An objective gets the arrays as they are; a custom step too, unless they are a sequence.
         is_batch = self.objective is not None or not x.are_arrays
@@ -150,13 +149,18 @@ class Setup:
             data,
             batch_size,
             prepare=compose(take, prepare),
-            transform=None if class_weight is None else class_weighted(class_weight),
+            transform=self._weigher(class_weight),
             seed=self.seed,
             shuffle=shuffle if shuffle == "batch" else bool(shuffle),
         )
         if data.are_ready and batch_size is not None:
             warn(f"batch_size={batch_size} has no effect: these batches are ready-made.")
         return batches
+
+    def _weigher(self, class_weight: Mapping[Any, Any] | None) -> Callable[[Tree], Tree] | None:
+        if class_weight is None:
+            return None
+        return class_weighted(class_weight, getattr(self.model, "output_names", ()))
 
     def ready_batches(self, data: Data) -> Batches:
         """Return the batches for `steps`."""

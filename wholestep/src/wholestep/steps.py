@@ -224,7 +224,7 @@ class OnBatch(ABC):
 
         Args:
             x, y, sample_weight: the batch, nested arrays of shape (rows, ...).
-            class_weight: the weight of a row by its class, instead of `sample_weight`.
+            class_weight: as of `fit`.
             return_dict: whether to return the numbers by name.
 
         Returns:
@@ -245,10 +245,10 @@ class OnBatch(ABC):
         [4.0, 2.0]
         """
         arguments.check_data(classify(x), y, sample_weight)
-        arguments.check_weighting(class_weight, sample_weight)
         batch = _batch(x, y, sample_weight)
         if class_weight is not None:
-            batch = class_weighted(class_weight)(numpy_batch(batch))
+            names = getattr(self.model, "output_names", ())
+            batch = class_weighted(class_weight, names)(numpy_batch(batch))
         return self._results(dict(self.update(batch)), return_dict)
 
     def test_on_batch(

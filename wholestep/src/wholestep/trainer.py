@@ -159,6 +159,8 @@ class Trainer(OnBatch):
                 dispatch. If these hooks use the logs alone, set its attribute
                 `reads_model = False`: they are called for each update, up to 0.1 s later, and
                 several updates share a dispatch.
+            class_weight: the weight of a row by its class, {class: weight}; of several outputs
+                {output: {class: weight}}. `sample_weight` multiplies it (Keras refuses both).
             checkpoints: a folder, or `Checkpoints`, to which the run is saved, and from which it
                 resumes.
 
