@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import sys
 import time
 from importlib.util import find_spec
 
@@ -12,6 +13,7 @@ import pytest
 import stepcheck
 from stepcheck.cli import main
 from stepcheck.command.names import Names
+from stepcheck.command.script import Enough
 from stepcheck.command.watching import Watched
 from stepcheck.trace.log import STEPPED
 
@@ -33,6 +35,19 @@ MODEL = """
     opt.build(net.trainable_variables)
     trainer = {"models": [net]}
     squares = keras.losses.MeanSquaredError()
+"""
+ENDED_IN_A_SHAPE = """
+import signal
+shapes = {"__name__": "tensorflow.shapes", "signal": signal}
+exec('''
+def length():
+    signal.raise_signal(signal.SIGALRM)
+    print("a whole shape")
+''', shapes)
+def train():
+    shapes["length"]()
+    print("the end")
+train()
 """
 LOOPS = {
     "tensorflow": HEAD
@@ -169,6 +184,23 @@ def test_a_script_ends_after_enough_updates(run):
         True,
         False,
     ), out
+
+
+def test_a_script_ends_on_its_next_line_where_an_engine_runs(tmp_path, capsys):
+    """TensorFlow takes the `len` of a shape for unknown if it raises, and overruns its buffer."""
+    (tmp_path / "train.py").write_text(ENDED_IN_A_SHAPE)
+    before, tracer = signal.getsignal(signal.SIGALRM), sys.gettrace()
+    run = Watched(Names({}), 1)
+    run.of(str(tmp_path / "train.py"), [])
+    signal.signal(signal.SIGALRM, before)
+    assert isinstance(run.error, Enough)
+    assert capsys.readouterr().out == "a whole shape\n"
+    assert sys.gettrace() is tracer
+
+
+def test_fit_ends_after_enough_updates(run):
+    code, out, _ = run(fit(epochs=2000), "--updates", "12")
+    assert (code, "12 updates" in out) == (RIGHT, True), out
 
 
 def test_an_alarm_after_the_script_has_ended_ends_nothing(tmp_path):

@@ -57,15 +57,9 @@ sys.exit(main(sys.argv[1:]))
 
 
 def run(script, options):
-    """Run the command in a new process, once more if a signal ends it.
-
-    TensorFlow 2.21 aborts about one of ten watched runs on eight virtual
-    devices, with a damaged heap (docs/notes/log.md).
-    """
+    """Run the command in a new process, which has its own devices."""
     command = [sys.executable, "-c", COMMAND, "run", str(script), *options]
     done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode < 0:
-        done = subprocess.run(command, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 
 

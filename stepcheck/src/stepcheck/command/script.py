@@ -41,6 +41,10 @@ _CALLING_BACK = (
     "callback.py",
     "script_ops.py",
 )
+# packages that an engine's machine code calls
+_ENGINES = {
+    *("jax", "jaxlib", "keras", "numpy", "stepcheck", "tensorflow", "torch")
+}
 
 
 class Enough(BaseException):
@@ -123,6 +127,7 @@ class Run(ABC):
         signal.setitimer(signal.ITIMER_REAL, _SOON, _AGAIN)
 
     def _execute(self, script: str) -> None:
+        tracer = sys.gettrace()
         try:
             try:
                 runpy.run_path(script, run_name="__main__")
@@ -130,6 +135,7 @@ class Run(ABC):
                 # later updates that an engine reports end nothing
                 self._is_over = True
                 signal.setitimer(signal.ITIMER_REAL, 0)
+                sys.settrace(tracer)
         except BaseException as error:
             has_exited = isinstance(error, SystemExit) and not error.code
             # An engine may raise another error for `Enough`.
@@ -184,18 +190,43 @@ class Run(ABC):
             self.stop()
 
     def _end(self, _: int, frame: FrameType | None) -> None:
-        """End the script; not inside of a callback, in which an exception would be the
-        engine's.
+        """End the script where a loop runs: here, or if an engine runs here on the
+        loop's next line.
+
+        Machine code of an engine calls Python, and may take an exception for an answer:
+        TensorFlow does so for the `len` of a shape, and writes past its memory. In a
+        callback an exception would be the engine's.
         """
+        python = sys.stdlib_module_names
+        own = [each for each in frames(frame) if _package(each) not in python]
         if self._is_over:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            return
-        if not any(
-            each.f_code.co_filename.endswith(_CALLING_BACK)
-            for each in frames(frame)
+        elif any(
+            each.f_code.co_filename.endswith(_CALLING_BACK) for each in own
         ):
+            signal.setitimer(signal.ITIMER_REAL, _SOON, _AGAIN)
+        elif _may_end(own[0]):
             raise Enough
-        signal.setitimer(signal.ITIMER_REAL, _SOON, _AGAIN)
+        else:
+            for each in filter(_may_end, own):
+                each.f_trace = _ended
+            sys.settrace(lambda *_: None)  # without one no frame is traced
+
+
+def _ended(_: FrameType, event: str, __: object) -> Callable:
+    """End the script on the next line of a frame whose trace this is."""
+    if event == "line":
+        raise Enough
+    return _ended
+
+
+def _may_end(frame: FrameType) -> bool:
+    """Whether a script may end in a frame, as no engine's machine code calls it."""
+    return frame.f_code.co_name == "fit" or _package(frame) not in _ENGINES
+
+
+def _package(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "").partition(".")[0]
 
 
 class Recorded(Run):
