@@ -71,6 +71,31 @@ def test_what_a_model_returns_beside_tensors_breaks_no_loop(is_text):
     )
 
 
+def spread(outputs, y):
+    """A loss in which rows meet."""
+    moved = (outputs - ops.mean(outputs)) * (y - ops.mean(y))
+    return ops.mean(outputs**2) - ops.mean(moved)
+
+
+class OfAllRows(ws.Objective):
+    """The loss `spread`, stated by the outputs of all rows."""
+
+    def __call__(self, model, batch, training):
+        x, y = batch
+        return ws.Whole(spread, (model(x, training=training), y))
+
+
+@pytest.mark.parametrize("factor", [1, 8])
+def test_a_loss_of_all_rows_is_stated_by_an_objective(factor):
+    report = looped(
+        network(),
+        lambda outputs, y: factor * spread(outputs, y),
+        loss=OfAllRows(),
+    )
+    assert Stage.GRADIENT in report.judged
+    assert bool(report.findings) == (factor != 1), str(report)
+
+
 class Eager(keras.Model):
     """A model that reads numbers while it runs."""
 

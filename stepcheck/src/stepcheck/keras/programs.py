@@ -14,10 +14,12 @@ from stepcheck.keras.meaning import LossObjective
 from stepcheck.tree import Tensor, Tree
 from wholestep.engines import choose
 from wholestep.model import (
+    Computed,
     Mean,
     ObjectiveOutput,
     ScalarTerm,
     Term,
+    Whole,
     checked,
     read,
 )
@@ -56,7 +58,7 @@ def by_term(outcome: ObjectiveOutput, num: int) -> tuple[Tensor, ...]:
 
     A custom `compute_loss` returns the mean of its batch.
     """
-    terms = checked(outcome.terms, num).values()
+    terms = [*map(_computed, checked(outcome.terms, num).values())]
     values, weights = zip(*(_by_row(term, num) for term in terms), strict=True)
     factors = [float(term.coefficient) for term in terms]
     divided = [outcome.is_complete or isinstance(term, Mean) for term in terms]
@@ -64,7 +66,15 @@ def by_term(outcome: ObjectiveOutput, num: int) -> tuple[Tensor, ...]:
     return ops.stack(values), ops.stack(weights), *made
 
 
-def _by_row(term: Term, num: int) -> list[Tensor]:
+def _computed(term: Term) -> Computed:
+    """Return a term; that of all rows together as one number."""
+    if not isinstance(term, Whole):
+        return term
+    total, weight = term.sums()
+    return ScalarTerm(total / weight, term.coefficient)
+
+
+def _by_row(term: Computed, num: int) -> list[Tensor]:
     """Return values times weights, and weights, of every row, both (rows,).
 
     A loss of one number is its first row's.

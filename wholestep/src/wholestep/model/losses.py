@@ -28,6 +28,7 @@ from wholestep.keras_private import (
 )
 from wholestep.model.compiled import distinct, is_overridden, outputs_of, unpack
 from wholestep.model.objective import (
+    Computed,
     LabelRange,
     Mean,
     MetricUpdate,
@@ -156,7 +157,7 @@ def _term(call: LossCall, *, joins: bool) -> Term:
 
 def _of_all_rows(
     call: LossCall, y_true: Tensor, y_pred: Tensor, weight: Tensor | None, mask: Tensor | None
-) -> Term:
+) -> Computed:
     y_pred = with_mask(y_pred, mask)
     return unreduced(call._replace(y_true=y_true, y_pred=y_pred, weight=weight))
 
@@ -224,7 +225,7 @@ def _metric_updates(model: keras.Model, y: Tree, outputs: Tree, weight: Tree) ->
 # ---- one loss before its reduction: its values, with Keras' divisor as weights ----
 
 
-def unreduced(call: LossCall) -> Term:
+def unreduced(call: LossCall) -> Computed:
     """Return one compiled loss before its reduction, with Keras' divisor as weights."""
     loss = call.loss
     dtype = loss.dtype
@@ -247,7 +248,9 @@ def unreduced(call: LossCall) -> Term:
     return _reduce(values, weight, mask, call)
 
 
-def _reduce(values: Tensor, weight: Tensor | None, mask: Tensor | None, call: LossCall) -> Term:
+def _reduce(
+    values: Tensor, weight: Tensor | None, mask: Tensor | None, call: LossCall
+) -> Mean | Sum:
     reduction = call.loss.reduction
     if reduction == "sum":
         return Sum(values, _product(weight, mask), call.coefficient)

@@ -108,6 +108,9 @@ class ScalarTerm(_Shown):
         return value, ops.ones((), value.dtype)
 
 
+Computed = Mean | Sum | ScalarTerm
+
+
 @dataclass(frozen=True, repr=False)
 class Whole(_Shown):
     """A term in which rows meet: a function of the outputs of all rows of the batch.
@@ -148,17 +151,17 @@ class Whole(_Shown):
         others = iter(leaves)
         return replace(self, outputs=tree.map_leaves(lambda _: next(others), self.outputs))
 
-    def term(self) -> "Mean | Sum | ScalarTerm":
+    def term(self) -> Computed:
         """Return the term of these rows."""
         found = self.function(*self.outputs)
-        return found if isinstance(found, Mean | Sum | ScalarTerm) else ScalarTerm(as_tensor(found))
+        return found if isinstance(found, Computed) else ScalarTerm(as_tensor(found))
 
     def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the scalars of the term of these rows; no row has a weight."""
         return self.term().sums()
 
 
-Term = Mean | Sum | ScalarTerm | Whole
+Term = Computed | Whole
 
 
 def check(term: Mean | Sum, label: str, num_rows: int) -> Mean | Sum:
