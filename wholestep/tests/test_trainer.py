@@ -281,7 +281,6 @@ def check_unchanged(made, error, message, run):
         (X, Y, {"sample_weight": np.zeros(ROWS)}, "weigh at least one row"),
         (X, Y, {"sample_weight": np.ones(ROWS - 1)}, "same number of rows"),
         (X, Y + 1, {}, r"lie in 0\.\.3"),
-        (X, Y, {"class_weight": {"logits": {0: 1.0}}}, "must name outputs"),
         (X, Y, {"validation_split": 1.5}, "between 0 and 1"),
         (X, Y, {"batch_size": 0}, "at least 1"),
         (X[:, :5], Y, {}, r"x of shape \(rows, 5\)"),

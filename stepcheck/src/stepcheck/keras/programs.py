@@ -14,10 +14,10 @@ from stepcheck.keras.meaning import LossObjective
 from stepcheck.tree import Tensor, Tree
 from wholestep.engines import choose
 from wholestep.model import (
-    Computed,
     Mean,
     ObjectiveOutput,
     ScalarTerm,
+    Sum,
     Term,
     Whole,
     checked,
@@ -66,7 +66,7 @@ def by_term(outcome: ObjectiveOutput, num: int) -> tuple[Tensor, ...]:
     return ops.stack(values), ops.stack(weights), *made
 
 
-def _computed(term: Term) -> Computed:
+def _computed(term: Term) -> Mean | Sum | ScalarTerm:
     """Return a term; that of all rows together as one number."""
     if not isinstance(term, Whole):
         return term
@@ -74,7 +74,7 @@ def _computed(term: Term) -> Computed:
     return ScalarTerm(total / weight, term.coefficient)
 
 
-def _by_row(term: Computed, num: int) -> list[Tensor]:
+def _by_row(term: Mean | Sum | ScalarTerm, num: int) -> list[Tensor]:
     """Return values times weights, and weights, of every row, both (rows,).
 
     A loss of one number is its first row's.

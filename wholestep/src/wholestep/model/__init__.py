@@ -29,7 +29,6 @@ from wholestep.model.graph import values_for_tensors
 from wholestep.model.losses import CompiledObjective, LossCall, check_labels, joining, unreduced
 from wholestep.model.misfit import check_labels_are_numbers, check_parts, explained, named
 from wholestep.model.objective import (
-    Computed,
     Mean,
     Objective,
     ObjectiveOutput,
@@ -50,7 +49,6 @@ __all__ = [
     "NOTHING_KNOWN",
     "NO_SLOPES",
     "CompiledObjective",
-    "Computed",
     "Coupling",
     "Findings",
     "Forward",
