@@ -100,6 +100,22 @@ def test_batchnorm_by_hand(monkeypatch, tmp_path):
     assert Path(shown["picture"]).exists()
 
 
+@on("jax")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.slow
+def test_retrieval(monkeypatch, tmp_path):
+    def change(module):
+        monkeypatch.setattr(module, "PACKAGES", ("keras",))
+        monkeypatch.setattr(module, "folders", lambda: [Path(keras.__file__).parent])
+
+    shown = run("retrieval", monkeypatch, tmp_path, change)
+    assert shown["difference"] < 1e-5
+    for values in shown["recall"].values():
+        (_, first), (_, last) = values
+        assert last > first
+    assert (tmp_path / "out" / "retrieval.png").exists()
+
+
 @pytest.mark.large  # tests/pages/test_glove.py holds its parts
 @pytest.mark.filterwarnings("default")
 def test_glove(monkeypatch, tmp_path):
