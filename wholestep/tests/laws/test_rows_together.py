@@ -332,3 +332,34 @@ def test_an_output_without_rows_is_refused():
     trainer = ws.Trainer(model, Wrong(), optimizer="sgd")
     with pytest.raises(ws.SpecificationError, match="must have the 8 rows of the batch"):
         trainer.fit(np.ones((8, 6)), np.ones(8), batch_size=8, verbose=0)
+
+
+@pytest.mark.own
+@pytest.mark.parametrize("size", [4, "auto"])
+def test_rows_that_the_function_closes_over_are_refused_where_the_batch_is_cut(size):
+    class Wrong(ws.Objective):
+        def __call__(self, model, batch, training):
+            x, mask = batch
+            return ws.Whole(lambda outputs: ops.sum(outputs * mask), (model(x),))
+
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(1)])
+    trainer = ws.Trainer(model, Wrong(), optimizer="sgd", microbatch_size=size)
+    run = lambda: trainer.fit((np.ones((8, 6)), np.ones((8, 1))), batch_size=8, verbose=0)  # noqa: E731
+    if size == "auto":
+        run()
+        return
+    with pytest.raises(ws.SpecificationError, match=r"all that has rows.*'mask'.*\(..., mask\)"):
+        run()
+
+
+@pytest.mark.parametrize("outputs", [(), None, np.ones((8, 1))])
+def test_outputs_that_are_no_tuple_of_tensors_are_refused(outputs):
+    class Wrong(ws.Objective):
+        def __call__(self, model, batch, training):
+            model(batch[0])
+            return ws.Whole(ops.sum, outputs)
+
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+    trainer = ws.Trainer(model, Wrong(), optimizer="sgd")
+    with pytest.raises(ws.SpecificationError, match="must be a tuple, the arguments"):
+        trainer.fit(np.ones((8, 6)), np.ones(8), batch_size=8, verbose=0)

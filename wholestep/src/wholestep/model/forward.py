@@ -23,6 +23,7 @@ from wholestep.model.objective import (
     Whole,
     as_tensor,
     by_row,
+    check_closes_over_no_rows,
     checked,
     read,
     refuse_broadcasts,
@@ -223,7 +224,10 @@ class Forward:
             with self._calling(batch, first):
                 result = self.objective(self.model, batch, self.training)
             output = self._output(result, batch, None)
-        return _joined(output.terms | output.reported)
+        terms = _joined(output.terms | output.reported)
+        for label, term in terms.items():
+            check_closes_over_no_rows(term, label)
+        return terms
 
     def joined(
         self, values: Values, terms: dict[str, Whole], *, lookups: Lookups = NOTHING

@@ -4,10 +4,11 @@ A loss never returns a mean. It returns values and weights with a leading row ax
 added over microbatches, replicas and hosts, and divided once.
 """
 
+import functools
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -164,6 +165,38 @@ class Whole(_Shown):
 Term = Computed | Whole
 
 
+def check_closes_over_no_rows(term: Whole, label: str) -> None:
+    """Refuse a function that reads rows of a microbatch which are none of its arguments.
+
+    Raises:
+        SpecificationError: it does.
+    """
+    num_rows = term.leaves[0].shape[0]
+    for name, value in _closed_over(term.function):
+        if ops.is_tensor(value) and tuple(value.shape)[:1] == (num_rows,):
+            must = f"The function of {_label(label)} must get all that has rows by its arguments."
+            received = f"{name!r} of shape {tuple(value.shape)}, from outside of the function"
+            attempt = f"add it to the outputs: Whole(function, (..., {name})); a constant as numpy."
+            raise SpecificationError(message(must, received, attempt))
+
+
+def _closed_over(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values that a function has beside its arguments."""
+    functions = [function]
+    for each in functions:  # which grows
+        if isinstance(each, functools.partial):
+            held = {f"argument {i}": value for i, value in enumerate(each.args)}
+            held |= each.keywords | {"function": each.func}
+        else:
+            names = getattr(getattr(each, "__code__", None), "co_freevars", ())
+            cells = getattr(each, "__closure__", None) or ()
+            held = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+        yield from held.items()
+        functions += [
+            value for value in held.values() if callable(value) and value not in functions
+        ]
+
+
 def check(term: Mean | Sum, label: str, num_rows: int) -> Mean | Sum:
     """Return the term with floating values, after checking its shape.
 
@@ -270,9 +303,13 @@ def _checked_outputs(term: Whole, label: str, num_rows: int) -> Whole:
     """Return the term, after checking that its outputs have rows.
 
     Raises:
-        SpecificationError: one has no leading axis of rows.
+        SpecificationError: they are no tuple of tensors, or one has no leading axis of rows.
     """
-    outputs = tree.map_leaves(ops.convert_to_tensor, tuple(term.outputs))
+    if not isinstance(term.outputs, tuple) or not term.leaves:
+        must = f"The outputs of {label} must be a tuple, the arguments of its function."
+        attempt = "Whole(function, (queries, answers))."
+        raise SpecificationError(message(must, shown(term.outputs), attempt))
+    outputs = tree.map_leaves(ops.convert_to_tensor, term.outputs)
     for leaf in tree.leaves(outputs):
         shape = tuple(leaf.shape)
         if shape[:1] not in ((num_rows,), (None,)):
