@@ -15,7 +15,7 @@ from benchmarks.table import Row
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parent.parent / "wholestep" / "docs"
 PAGES = "benchmarks", "gpu"
 SECTIONS = {  # the headings of the page's tables, and their comparisons; the first that fits has it
     "How far from the limit?": r".*(by hand|bare call|hand-written)",
