@@ -72,7 +72,8 @@ def all_cases(many=False):
     plans = [("auto", False, False), (6, False, True), (6, True, True)]
     pairs = itertools.product(CASES, plans) if many else zip(CASES, plans, strict=True)
     return {str((case, *plan)): one_update(case, *plan) for case, plan in pairs} | {
-        "dropout": with_dropout()
+        "dropout": with_dropout(),
+        "rows together": with_rows_together(),
     }
 
 
@@ -87,6 +88,29 @@ def with_dropout():
     batches = ws.Batches((integers(16, 4, seed=1), integers(16, 4, seed=2)), 16, shuffle=False)
     (step,) = ws.Trainer(model, microbatch_size=6).steps(batches)
     return digest(snapshot(model) | {"own loss": step.loss})
+
+
+class Together(ws.Objective):
+    """The squared products of all pairs of rows."""
+
+    def __call__(self, model, batch, training):
+        return ws.Whole(_products, (model(batch[0], training=training), batch[1]))
+
+
+def _products(outputs, labels):
+    return keras.ops.sum(keras.ops.matmul(outputs, keras.ops.transpose(labels)) ** 2) / 1024
+
+
+def with_rows_together():
+    """Return the digest of an update of whole numbers by a loss in which rows meet."""
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    for i, variable in enumerate(model.trainable_weights):
+        variable.assign(integers(*variable.shape, seed=i))
+    batches = ws.Batches((integers(16, 4, seed=1), integers(16, 4, seed=2)), 16, shuffle=False)
+    trainer = ws.Trainer(model, Together(), optimizer=keras.optimizers.SGD(0.5), microbatch_size=6)
+    (step,) = trainer.steps(batches)
+    return digest({v.path: np.asarray(v) for v in model.variables} | {"own loss": step.loss})
 
 
 def rows_loaded():
