@@ -87,8 +87,9 @@ class Planner:
             self.programs.clear()
             self._filled.clear()
         self.findings = findings
-        if findings.coupling is not None and findings.coupling.joins:
-            self._use(self._with_joined_losses())
+        joined = self._with_joined_losses()
+        if findings.coupling is not None and findings.coupling.joins and joined is not self.update:
+            self._use(joined)
 
     def note_no_xla(self) -> None:
         """Note why programs are not compiled by XLA, as the engine has found."""
