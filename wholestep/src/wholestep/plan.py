@@ -32,7 +32,7 @@ from wholestep.model import (
 from wholestep.program import MOST_UPDATES, FeedSpec, Program, ProgramCache, compiled
 from wholestep.state import State
 from wholestep.tree import Tensor
-from wholestep.update import Update
+from wholestep.update import ObjectiveUpdate, Update
 
 _MOST_ROW_NUMBERS = 1 << 20
 _MOST_KINDS_LOOPED = 4
@@ -193,7 +193,7 @@ class Planner:
     def _with_joined_losses(self) -> Update:
         forward = self.update.forward
         objective = joining(forward.objective)
-        if objective is forward.objective:
+        if objective is forward.objective or not isinstance(self.update, ObjectiveUpdate):
             return self.update
         return replace(self.update, forward=replace(forward, objective=objective))
 
