@@ -269,13 +269,16 @@ class Planner:
         return self.engine.processes.broadcast(found, "sharing what was found out by trying")
 
     def _probe(self, sample: Sample) -> Coupling:
-        coupling = probe(self.engine, *sample.traced)
+        coupling = self._probed(sample)
         joined = self._with_joined_losses()
-        if coupling.couples and not coupling.moves and joined is not self.update:
-            traced = self._traced(joined, sample.state, sample.batch)
-            of_outputs = probe(self.engine, *sample._replace(update=traced).traced)
-            coupling = replace(coupling, in_losses=of_outputs.cut_is_exact)
-        return Coupling(**self._share(asdict(coupling)))
+        if not coupling.couples or coupling.moves or joined is self.update:
+            return coupling
+        traced = self._traced(joined, sample.state, sample.batch)
+        of_outputs = self._probed(sample._replace(update=traced))
+        return replace(coupling, in_losses=of_outputs.cut_is_exact)
+
+    def _probed(self, sample: Sample) -> Coupling:
+        return Coupling(**self._share(asdict(probe(self.engine, *sample.traced))))
 
     def _plan(self, sample: Sample, short: bool, length: int) -> Program:
         num_rows = sample.batch.num_rows

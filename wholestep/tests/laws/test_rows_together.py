@@ -363,3 +363,47 @@ def test_outputs_that_are_no_tuple_of_tensors_are_refused(outputs):
     trainer = ws.Trainer(model, Wrong(), optimizer="sgd")
     with pytest.raises(ws.SpecificationError, match="must be a tuple, the arguments"):
         trainer.fit(np.ones((8, 6)), np.ones(8), batch_size=8, verbose=0)
+
+
+class SquaredError(layers.Layer):
+    def call(self, outputs, labels):
+        return ops.mean((outputs - labels) ** 2)
+
+
+def with_a_loss_as_output():
+    inputs = keras.Input((6,)), keras.Input((1,))
+    return keras.Model(inputs, SquaredError()(layers.Dense(1)(inputs[0]), inputs[1]))
+
+
+def with_more_rows_than_the_batch():
+    split = layers.Lambda(lambda outputs: ops.reshape(outputs, (-1, 1)))
+    joined = layers.Lambda(lambda outputs: ops.concatenate(outputs, axis=1))
+    inputs = keras.Input((6,)), keras.Input((1,))
+    return keras.Model(inputs, split(layers.Dense(4)(joined(inputs))))
+
+
+@pytest.mark.own
+@pytest.mark.parametrize("make", [with_a_loss_as_output, with_more_rows_than_the_batch])
+def test_outputs_that_have_no_rows_of_the_batch_are_computed_at_once(make):
+    model = make()
+    model.compile("sgd", lambda labels, outputs: ops.mean(outputs**2))
+    trainer = ws.Trainer(model, microbatch_size=4)
+    labels = RANKED[:16, :1]
+    with pytest.warns(UserWarning, match="microbatch_size=4 has no effect"):
+        history = trainer.fit([RANKED[:16, 1:], labels], labels, batch_size=8, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+
+
+@pytest.mark.own
+def test_a_compiled_loss_that_is_one_number_is_called_at_most_twice_as_often():
+    def calls(loss):
+        made = []
+        counted = lambda labels, outputs: made.append(1) or loss((labels - outputs) ** 2)  # noqa: E731
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(1)])
+        model.compile("sgd", counted, run_eagerly=True)
+        trainer = ws.Trainer(model)
+        for _ in range(3):
+            trainer.update((RANKED[:8, 1:], RANKED[:8, :1]))
+        return len(made)
+
+    assert calls(ops.mean) <= 2 * calls(lambda values: ops.mean(values, axis=-1))

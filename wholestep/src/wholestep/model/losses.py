@@ -110,12 +110,23 @@ class CompiledObjective(Objective):
         labels = tree.leaves(y)
         ranges = [label_range for call in calls for label_range in label_ranges(call, labels)]
         return ObjectiveOutput(
-            _terms(calls, joins=self.joins),
+            {name: self._term(call, tree.num_rows(x)) for name, call in _named(calls).items()},
             {},
             updates,
             label_ranges=tuple(ranges),
             divisors=_divisors(calls, tree.leaves(weight)),
         )
+
+    def _term(self, call: LossCall, num_rows: int) -> Term:
+        """Return the term of a loss: a function of all rows if it is one number, or `joins`."""
+        term = unreduced(call)
+        outputs = call.y_true, call.y_pred, call.weight, get_keras_mask(call.y_pred)
+        lengths = {tuple(leaf.shape)[:1] for leaf in tree.leaves(outputs)}
+        has_rows = lengths <= {(num_rows,), (None,)}
+        if not has_rows or not (self.joins or isinstance(term, ScalarTerm)):
+            return term
+        function = functools.partial(_of_all_rows, call)
+        return Whole(function, outputs, call.coefficient, term)
 
     def calls(self, model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
         """Return the losses that Keras minimises, each with its output, labels and weights.
@@ -141,18 +152,9 @@ def joining(objective: Objective) -> Objective:
     return CompiledObjective(objective.extra_metrics, joins=True)
 
 
-def _terms(calls: list[LossCall], *, joins: bool) -> dict[str, Term]:
+def _named(calls: list[LossCall]) -> dict[str, LossCall]:
     names = [""] if len(calls) == 1 else distinct([f"{call.name}_loss" for call in calls])
-    return {name: _term(call, joins=joins) for name, call in zip(names, calls, strict=True)}
-
-
-def _term(call: LossCall, *, joins: bool) -> Term:
-    """Return the term of a loss: a function of all rows if it is one number, or `joins`."""
-    term = unreduced(call)
-    if not (joins or isinstance(term, ScalarTerm)):
-        return term
-    outputs = call.y_true, call.y_pred, call.weight, get_keras_mask(call.y_pred)
-    return Whole(functools.partial(_of_all_rows, call), outputs, call.coefficient)
+    return dict(zip(names, calls, strict=True))
 
 
 def _of_all_rows(

@@ -127,6 +127,7 @@ class Whole(_Shown):
             random numbers.
         outputs: nested tensors of shape (rows, ...), also labels and weights.
         coefficient: the factor of the term in the loss; the term is reported without it.
+        computed: the term of these outputs, if it is known.
 
     >>> from keras import ops
     >>> def contrastive(queries, answers):
@@ -141,6 +142,7 @@ class Whole(_Shown):
     function: Callable[..., Any]
     outputs: tuple[Tree, ...]
     coefficient: float = 1.0
+    computed: Computed | None = None
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -150,10 +152,13 @@ class Whole(_Shown):
     def with_leaves(self, leaves: list[Tensor]) -> "Whole":
         """Return the same term of other outputs."""
         others = iter(leaves)
-        return replace(self, outputs=tree.map_leaves(lambda _: next(others), self.outputs))
+        outputs = tree.map_leaves(lambda _: next(others), self.outputs)
+        return replace(self, outputs=outputs, computed=None)
 
     def term(self) -> Computed:
         """Return the term of these rows."""
+        if self.computed is not None:
+            return self.computed
         found = self.function(*self.outputs)
         return found if isinstance(found, Computed) else ScalarTerm(as_tensor(found))
 
