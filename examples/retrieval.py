@@ -132,7 +132,7 @@ def towers():
 
 
 class Matching(ws.Objective):
-    """Each query finds its answer among those of all rows."""
+    """The contrastive loss of queries and answers, over all rows of the batch."""
 
     def __call__(self, model, batch, training):
         """Return the loss of all rows by the vectors of both towers."""
