@@ -251,9 +251,7 @@ class Executor:
         """
         self._check_processes(partial(batch_facts, host))
         self.where_data_are = self._single.where
-        plan = partial(
-            self._program, run, self.planner.wanted(None, singly=True)
-        )  # not kept: a cycle
+        plan = partial(self._program, run, self.planner.wanted(None))  # not kept: a cycle
         return self._single, self._single.block(
             host, plan, self.check, self.planner.findings.rows_to_fill
         )

@@ -95,21 +95,20 @@ class Planner:
         """Note why programs are not compiled by XLA, as the engine has found."""
         self.findings.why_no_xla = self.engine.programs.why_no_xla
 
-    def wanted(self, batches: Batches | None, *, singly: bool) -> FeedSpec:
+    def wanted(self, batches: Batches | None, *, singly: bool = False) -> FeedSpec:
         """Return the common properties of all updates on these batches; None: single batches.
 
         Args:
             singly: see `FeedSpec`. Not where a program of one update has other bits.
         """
-        loops_once = self.engine.programs.loops_once
-        singly = singly and loops_once
         if batches is None:
-            return FeedSpec(True, 1, 0, singly)
+            return FeedSpec(True, 1, 0)
+        loops_once = self.engine.programs.loops_once
         num_shapes = len(batches.shapes)
         most = MOST_UPDATES if loops_once or num_shapes < 2 else 1
         if batches.arrays is not None and not num_shapes:
             most = len(batches)
-        return FeedSpec(batches.has_short_batch, most, num_shapes, singly)
+        return FeedSpec(batches.has_short_batch, most, num_shapes, singly and loops_once)
 
     def known(self, batch: Batch, wanted: FeedSpec) -> Program | None:
         """Return the known program for updates like this one; None if there is none."""
