@@ -5,7 +5,7 @@ terms and their derivatives, once; the gradient of each microbatch needs only th
 Learning Batch Size under Memory Limited Setup", 2021.)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from keras import ops
@@ -13,16 +13,16 @@ from keras import ops
 from wholestep.cut import Cut
 from wholestep.embeddings.lookups import Lookups
 from wholestep.engines import Engine
-from wholestep.model import Forward, Slopes, Whole
+from wholestep.model import Forward, Whole, leaves_of, with_leaves
 from wholestep.slices import Gradient, Slices
 from wholestep.sums import Folded, SumInputs, Totals
 from wholestep.tree import Tensor, Tree
 
-Leaves = dict[str, list[Tensor]]  # by joined term, the leaves of its outputs
-Collected = Folded[Leaves, tuple[()], tuple[()]]
+Terms = dict[str, Whole]
+TermSums = dict[str, tuple[Tensor, Tensor]]
+Collected = Folded[list[Tensor], tuple[()], tuple[()]]  # the outputs of all terms
 # (inputs, data, rows of a microbatch, place of the first) -> the joined terms of a replica's rows
-TermsOf = Callable[[SumInputs, Tree, Tensor, Tensor], dict[str, Whole]]
-Loss = Callable[[dict[str, tuple[Tensor, Tensor]]], Tensor]
+TermsOf = Callable[[SumInputs, Tree, Tensor, Tensor], Terms]
 
 
 class JoinedTerms(NamedTuple):
@@ -30,12 +30,12 @@ class JoinedTerms(NamedTuple):
 
     Args:
         sums: (value, weight) by term.
-        slopes: the derivatives of the scaled loss by the outputs.
+        slopes: the derivative of the scaled loss by each output.
         grads: the derivatives by the parameters that the terms read, by index.
     """
 
-    sums: dict[str, tuple[Tensor, Tensor]]
-    slopes: Slopes
+    sums: TermSums
+    slopes: list[Tensor]
     grads: dict[int, Tensor]
 
     def added_to(self, total: Totals) -> Totals:
@@ -52,48 +52,36 @@ class JoinedTerms(NamedTuple):
 
 def no_outputs(
     engine: Engine, cut: Cut, terms_of: TermsOf, inputs: SumInputs, data: Tree
-) -> Leaves:
+) -> list[Tensor]:
     """Return room for the outputs of all rows of a batch."""
 
-    def leaves(inputs: SumInputs, data: Tree, rows: Tensor) -> Leaves:
+    def outputs(inputs: SumInputs, data: Tree, rows: Tensor) -> list[Tensor]:
         return _stored(terms_of(inputs, data, rows, ops.zeros((), "int32")))
 
     few = inputs.rows[: cut.sections[0][1]]
-    shapes = engine.programs.shapes(leaves, inputs, data, few)
-    return {
-        label: [ops.zeros((cut.places, *leaf.shape[1:]), leaf.dtype) for leaf in group]
-        for label, group in shapes.items()
-    }
+    shapes = engine.programs.shapes(outputs, inputs, data, few)
+    return [ops.zeros((cut.places, *leaf.shape[1:]), leaf.dtype) for leaf in shapes]
 
 
-def with_outputs(room: Leaves, terms: dict[str, Whole], first: Tensor) -> Leaves:
+def with_outputs(room: list[Tensor], terms: Terms, first: Tensor) -> list[Tensor]:
     """Return the outputs with those of a microbatch, whose first row has the place `first`."""
-
-    def put(into: Tensor, leaf: Tensor) -> Tensor:
-        return ops.slice_update(into, _start(first, leaf), leaf)
-
-    return {
-        label: [put(*pair) for pair in zip(room[label], leaves, strict=True)]
-        for label, leaves in _stored(terms).items()
-    }
+    pairs = zip(room, _stored(terms), strict=True)
+    return [ops.slice_update(into, _start(first, leaf), leaf) for into, leaf in pairs]
 
 
-def _stored(terms: dict[str, Whole]) -> Leaves:
+def _stored(terms: Terms) -> list[Tensor]:
     """Return the outputs of terms; replicas add up numbers, so bools are stored as such."""
-
-    def number(leaf: Tensor) -> Tensor:
-        return ops.cast(leaf, "int8") if "bool" in str(leaf.dtype) else leaf
-
-    return {label: list(map(number, term.leaves)) for label, term in terms.items()}
+    leaves = leaves_of(terms)
+    return [ops.cast(leaf, "int8") if "bool" in str(leaf.dtype) else leaf for leaf in leaves]
 
 
 def join(
     engine: Engine,
     forward: Forward,
     inputs: SumInputs,
-    terms: dict[str, Whole],
-    outputs: Leaves,
-    loss: Loss,
+    terms: Terms,
+    outputs: list[Tensor],
+    loss: Callable[[TermSums], Tensor],
     lookups: Lookups,
 ) -> JoinedTerms:
     """Return the joined terms of a batch, and their derivatives.
@@ -103,60 +91,44 @@ def join(
         outputs: the outputs of all rows.
         loss: the part of the loss that these terms are, by their sums.
     """
-    restored = {
-        label: [
-            ops.cast(leaf, like.dtype)
-            for leaf, like in zip(outputs[label], term.leaves, strict=True)
-        ]
-        for label, term in terms.items()
-    }
-    places = [
-        (label, i)
-        for label, leaves in restored.items()
-        for i, leaf in enumerate(leaves)
-        if "float" in str(leaf.dtype)
-    ]
     params = inputs.values.params
+    pairs = zip(outputs, leaves_of(terms), strict=True)
+    leaves = [ops.cast(leaf, like.dtype) for leaf, like in pairs]
+    floats = [i for i, leaf in enumerate(leaves) if "float" in str(leaf.dtype)]
     read: list[int] = []
 
-    def sums_of(leaves: Leaves, params: list) -> dict[str, tuple[Tensor, Tensor]]:
+    def sums_of(leaves: list[Tensor], params: list) -> TermSums:
         nonlocal read
         values = inputs.values._replace(params=params)
-        whole = {label: term.with_leaves(leaves[label]) for label, term in terms.items()}
-        sums, read = forward.joined(values, whole, lookups=lookups)
+        sums, read = forward.joined(values, with_leaves(terms, leaves), lookups=lookups)
         return sums
 
-    engine.programs.shapes(sums_of, restored, params)
+    engine.programs.shapes(sums_of, leaves, params)
     learned = list(read)
+    num = len(floats)
 
-    def scaled_loss(given: list[Tensor]) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
-        leaves = {label: list(group) for label, group in restored.items()}
-        for (label, i), value in zip(places, given, strict=False):
-            leaves[label][i] = value
-        changed = list(params)
-        for i, value in zip(learned, given[len(places) :], strict=True):
-            changed[i] = value
-        sums = sums_of(leaves, changed)
+    def scaled_loss(given: list[Tensor]) -> tuple[Tensor, TermSums]:
+        sums = sums_of(_put(leaves, floats, given[:num]), _put(params, learned, given[num:]))
         value = loss(sums)
         return value * ops.cast(inputs.scale, value.dtype), sums
 
-    given = [restored[label][i] for label, i in places] + [params[i] for i in learned]
+    given = [*(leaves[i] for i in floats), *(params[i] for i in learned)]
     grads, sums = engine.ops.differentiate(scaled_loss, given)
-    slopes = {
-        label: [ops.zeros_like(leaf) for leaf in leaves] for label, leaves in restored.items()
-    }
-    for (label, i), grad in zip(places, grads, strict=False):
-        slopes[label][i] = grad
-    return JoinedTerms(sums, slopes, dict(zip(learned, grads[len(places) :], strict=True)))
+    slopes = _put([ops.zeros_like(leaf) for leaf in leaves], floats, grads[:num])
+    return JoinedTerms(sums, slopes, dict(zip(learned, grads[num:], strict=True)))
 
 
-def slopes_of(slopes: Slopes, first: Tensor, num: int) -> Slopes:
+def _put(values: list, places: list[int], others: list) -> list:
+    """Return the values with others at these places."""
+    changed = list(values)
+    for i, value in zip(places, others, strict=True):
+        changed[i] = value
+    return changed
+
+
+def slopes_of(slopes: Sequence[Tensor], first: Tensor, num: int) -> list[Tensor]:
     """Return the slopes of the outputs of `num` rows."""
-
-    def part(leaf: Tensor) -> Tensor:
-        return ops.slice(leaf, _start(first, leaf), (num, *leaf.shape[1:]))
-
-    return {label: list(map(part, leaves)) for label, leaves in slopes.items()}
+    return [ops.slice(leaf, _start(first, leaf), (num, *leaf.shape[1:])) for leaf in slopes]
 
 
 def _start(first: Tensor, leaf: Tensor) -> list[Tensor]:

@@ -12,11 +12,9 @@ from wholestep.cut import Cut
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.model import (
-    NO_SLOPES,
     NOTHING_KNOWN,
     Forward,
     MicrobatchSums,
-    Slopes,
     TraceFacts,
     loss_trackers,
     own_results,
@@ -77,7 +75,7 @@ class SumInputs(NamedTuple):
     num_rows: Tensor
     places: Sequence[Tensor] = ()
     weights: dict[str, Tensor] | None = None
-    slopes: Slopes = NO_SLOPES
+    slopes: Sequence[Tensor] = ()
 
     def with_params(self, params: list[Tensor]) -> "SumInputs":
         """Return the inputs with other values of the parameters."""

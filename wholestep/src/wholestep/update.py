@@ -20,8 +20,16 @@ from wholestep import tree
 from wholestep.cut import Cut
 from wholestep.embeddings.rows import RowPlan, RowPlanner, explain_lookups, explain_sums
 from wholestep.engines import Engine
-from wholestep.joins import Collected, JoinedTerms, join, no_outputs, slopes_of, with_outputs
-from wholestep.model import Forward, MicrobatchSums, Whole
+from wholestep.joins import (
+    Collected,
+    JoinedTerms,
+    Terms,
+    join,
+    no_outputs,
+    slopes_of,
+    with_outputs,
+)
+from wholestep.model import Forward, MicrobatchSums
 from wholestep.program import loop_updates, with_epoch_start
 from wholestep.reports.report import APPLIED, NO_LOGS, UPDATE_LOSS, ReportLayout
 from wholestep.slices import Gradient, Slices
@@ -288,11 +296,9 @@ class ObjectiveUpdate(Update):
 
     def _joined(self, cut: Cut, row_plan: RowPlan, data: Tree, inputs: SumInputs) -> JoinedTerms:
         """Return the terms of all rows together, by a fold that collects the rows' outputs."""
-        terms: dict[str, Whole] = {}
+        terms: Terms = {}
 
-        def terms_of(
-            inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor
-        ) -> dict[str, Whole]:
+        def terms_of(inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor) -> Terms:
             batch, _, first = self._part(cut, inputs, data, rows, first)
             lookups = row_plan.lookups
             return self.forward.outputs(inputs.values, batch, inputs.places, first, lookups=lookups)

@@ -24,7 +24,7 @@ from wholestep.model.coupling import (
     metrics_ignore_padding,
     probe,
 )
-from wholestep.model.forward import NO_SLOPES, Forward, MicrobatchSums, Slopes
+from wholestep.model.forward import Forward, MicrobatchSums
 from wholestep.model.graph import values_for_tensors
 from wholestep.model.losses import CompiledObjective, LossCall, check_labels, joining, unreduced
 from wholestep.model.misfit import check_labels_are_numbers, check_parts, explained, named
@@ -38,16 +38,17 @@ from wholestep.model.objective import (
     Whole,
     checked,
     leave_rows_out,
+    leaves_of,
     mask_of,
     read,
     uncast,
+    with_leaves,
     with_mask_of,
 )
 from wholestep.model.trace import NOTHING_KNOWN, TraceFacts
 
 __all__ = [
     "NOTHING_KNOWN",
-    "NO_SLOPES",
     "CompiledObjective",
     "Coupling",
     "Findings",
@@ -58,7 +59,6 @@ __all__ = [
     "Objective",
     "ObjectiveOutput",
     "ScalarTerm",
-    "Slopes",
     "Sum",
     "Term",
     "TraceFacts",
@@ -76,6 +76,7 @@ __all__ = [
     "joining",
     "layers",
     "leave_rows_out",
+    "leaves_of",
     "loss_trackers",
     "mask_of",
     "metrics_are_additive",
@@ -90,6 +91,7 @@ __all__ = [
     "unpack",
     "unreduced",
     "values_for_tensors",
+    "with_leaves",
     "with_mask_of",
     "without_labels",
 ]

@@ -1,6 +1,6 @@
 """The objective as a pure function of values: the only place where a model is called."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +25,7 @@ from wholestep.model.objective import (
     by_row,
     check_closes_over_no_rows,
     checked,
+    leaves_of,
     read,
     refuse_broadcasts,
     wide,
@@ -53,7 +54,7 @@ class MicrobatchSums(NamedTuple):
     buffers: list
     metrics: list
     assigned: list
-    joined: Tensor | float = 0.0
+    joined: Tensor
 
 
 class RowResults(NamedTuple):
@@ -69,9 +70,6 @@ class RowResults(NamedTuple):
 
 
 Trace = Callable[["Forward"], None]
-# by joined term, a derivative for each leaf of its outputs
-Slopes = Mapping[str, list[Tensor]]
-NO_SLOPES: Slopes = {}
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,7 @@ class Forward:
         row_weights: Tensor | None,
         places: Sequence[Tensor] = (),
         first: Tensor | int = 0,
-        slopes: Slopes = NO_SLOPES,
+        slopes: Sequence[Tensor] = (),
         *,
         lookups: Lookups = NOTHING,
     ) -> MicrobatchSums:
@@ -188,8 +186,8 @@ class Forward:
             places: by group of `lookups`, the index of each lookup's row among the rows that
                 `params` hold of a table.
             first: the first row's place in the update, on which random draws depend.
-            slopes: by joined term, the derivatives of the loss by these rows' outputs; a term
-                without is computed of these rows.
+            slopes: the derivatives of the loss by these rows' outputs, of all joined terms; without
+                any, the terms are computed of these rows.
         """
         scope = self._scope(values, lookups)
         with scope, lookups.answering(values.params, places):
@@ -201,13 +199,12 @@ class Forward:
             for update in output.metric_updates:
                 update.run(row_weights)
             terms = output.terms | output.reported
-            sums = {k: term.sums(row_weights) for k, term in terms.items() if k not in slopes}
+            joined = _joined(terms) if slopes else {}
+            sums = {k: term.sums(row_weights) for k, term in terms.items() if k not in joined}
             extra = self._extra(scope, output)
         params = [self.variables.params[i] for i in self.facts.assigned]
         assigned = [scope.get_current_value(variable) for variable in params]
-        product: Any = 0.0
-        for k, of_term in slopes.items():
-            product = product + _product(_joined(terms)[k], of_term)
+        product = _product(leaves_of(joined), slopes)
         return MicrobatchSums(sums, extra, *self._after(scope, values), assigned, product)
 
     def outputs(
@@ -454,9 +451,9 @@ def _joined(terms: dict[str, Term]) -> dict[str, Whole]:
     return {label: term for label, term in terms.items() if isinstance(term, Whole)}
 
 
-def _product(term: Whole, slopes: list[Tensor]) -> Tensor:
-    """Return the sum of the term's outputs times their slopes."""
+def _product(outputs: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
+    """Return the sum of outputs times their slopes."""
     total = ops.zeros((), keras.config.floatx())
-    for leaf, slope in zip(term.leaves, slopes, strict=True):
+    for leaf, slope in zip(outputs, slopes, strict=True):
         total = total + ops.sum(wide(leaf) * wide(ops.stop_gradient(slope)))
     return total

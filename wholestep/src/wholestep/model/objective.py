@@ -149,12 +149,6 @@ class Whole(_Shown):
         """The tensors of the outputs, in one list."""
         return tree.leaves(self.outputs)
 
-    def with_leaves(self, leaves: list[Tensor]) -> "Whole":
-        """Return the same term of other outputs."""
-        others = iter(leaves)
-        outputs = tree.map_leaves(lambda _: next(others), self.outputs)
-        return replace(self, outputs=outputs, computed=None)
-
     def term(self) -> Computed:
         """Return the term of these rows."""
         if self.computed is not None:
@@ -168,6 +162,21 @@ class Whole(_Shown):
 
 
 Term = Computed | Whole
+
+
+def leaves_of(terms: Mapping[str, Whole]) -> list[Tensor]:
+    """Return the tensors of the outputs of all terms, in one list."""
+    return [leaf for term in terms.values() for leaf in term.leaves]
+
+
+def with_leaves(terms: Mapping[str, Whole], leaves: list[Tensor]) -> dict[str, Whole]:
+    """Return the same terms of other outputs."""
+    others = iter(leaves)
+    changed = {}
+    for label, term in terms.items():
+        outputs = tree.map_leaves(lambda _: next(others), term.outputs)
+        changed[label] = replace(term, outputs=outputs, computed=None)
+    return changed
 
 
 def check_closes_over_no_rows(term: Whole, label: str) -> None:
