@@ -152,6 +152,10 @@ def test_a_callback_that_says_that_it_reads_no_model_gets_the_same_logs_from_few
 # ---- what is changed ----
 
 
+def nothing(made, batch):
+    pass
+
+
 def set_rate(made, batch):
     if batch % 6 == 4:
         made.optimizer.learning_rate = 0.01 / (batch + 1)
@@ -171,7 +175,9 @@ def set_iterations(made, batch):
 @pytest.mark.parametrize("run", [by_fit, by_steps])
 @pytest.mark.parametrize("change", [set_rate, set_weights, set_iterations])
 def test_a_change_counts_from_the_next_update_on(change, run, data):
-    assert same(run(change, data)[0], by_update(change, data)[0])
+    changed = run(change, data)[0]
+    assert same(changed, by_update(change, data)[0])
+    assert not same(changed, by_update(nothing, data)[0])
 
 
 class Scaled(ws.Objective):
