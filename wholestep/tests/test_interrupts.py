@@ -174,6 +174,24 @@ def test_a_second_interrupt_need_not_wait():
     assert seen == ["held"]
 
 
+def test_a_second_signal_may_come_while_the_first_is_being_held_back(monkeypatch):
+    start = threading.Timer.start
+
+    def start_late(timer):
+        signal.raise_signal(signal.SIGINT)
+        start(timer)
+
+    came = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append("interrupt"))
+    monkeypatch.setattr(threading.Timer, "start", start_late)
+    monkeypatch.setattr(interrupts, "_ONE", 0.05)
+    with interrupts.waiting():
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.2)
+    signal.signal(signal.SIGINT, before)
+    assert came == ["interrupt"]
+
+
 def interrupted_at_line(n, num, block):
     """Raise signals before the n-th line of the context that holds signals back; whether it has so
     many lines.

@@ -106,7 +106,8 @@ class _Held:
         self._is_open = False
         if self._timer is not None:
             self._timer.cancel()
-            self._timer.join()
+            if self._timer.is_alive():  # not if a second signal came while it was being started
+                self._timer.join()
         try:
             # SIGINT last: its handler may raise as soon as it is restored.
             for number, handler in reversed(self._handlers.items()):
