@@ -68,6 +68,22 @@ def test_batches_come_in_the_same_order_and_of_their_own_epoch(shuffle):
     assert len([name for name in data.threads if name.startswith("wholestep-load")]) > 1
 
 
+def test_an_example_loads_one_batch_alone():
+    loaded = []
+
+    class Listed(Numbers):
+        def __getitem__(self, number):
+            loaded.append(number)
+            return super().__getitem__(number)
+
+    batches = ws.Batches(Listed(workers=3), shuffle=False)
+    batches.example()
+    time.sleep(2 * SECONDS)
+    assert loaded == [0]
+    drawn(batches, epochs=1)
+    assert sorted(loaded) == [0, *range(8)]
+
+
 def test_going_elsewhere_loads_what_is_there():
     batches = ws.Batches(Numbers(workers=3), shuffle=False)
     seen = [int(next(batches)["number"][0]) for _ in range(3)]

@@ -312,6 +312,8 @@ class Batches(KeepsPosition):
         """Return a batch, as numpy arrays, nested as the source nests them."""
         selection = self.select(epoch, step)
         assert not isinstance(self.sampler, BatchStream)
+        if self._numbered is not None:  # without the next ones, which workers would load ahead
+            selection = selection._replace(layout=selection.rows)
         try:
             return self._prepared(self.sampler.load(selection))
         except RowError as error:
