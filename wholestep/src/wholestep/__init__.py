@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from wholestep.data import Batches
     from wholestep.model import Mean, Objective, Sum, Whole
     from wholestep.reports.run_report import RunReport
+    from wholestep.schedules import RowSchedule
     from wholestep.steps import Step
     from wholestep.trainer import Trainer
 
@@ -33,6 +34,7 @@ __all__ = [
     "NonFiniteError",
     "Objective",
     "PeerError",
+    "RowSchedule",
     "RunReport",
     "SpecificationError",
     "Step",
@@ -49,6 +51,7 @@ _HOMES = {
     "Checkpoints": "checkpoints.settings",
     "Mean": "model",
     "Objective": "model",
+    "RowSchedule": "schedules",
     "RunReport": "reports.run_report",
     "Step": "steps",
     "Sum": "model",

@@ -117,6 +117,7 @@ class CallbackRunner:
             known = _list_of(callbacks, model, history, verbose=verbose, epochs=epochs, steps=steps)
         self.model = model
         self.callbacks = known
+        self._steps = steps
         listed = known.callbacks
         bars = [c for c in listed if isinstance(c, keras.callbacks.ProgbarLogger)]
         self.shown = bars[0] if bars else None
@@ -175,6 +176,12 @@ class CallbackRunner:
     def end(self) -> None:
         """Call the hook of the last, incomplete group of updates."""
         self._train.close()
+
+    def note_length(self, num: int | None) -> None:
+        """Tell the callbacks the number of updates of the next epoch, if it is another one."""
+        if num not in (None, self._steps):
+            self._steps = num
+            self.callbacks.set_params({**(self.callbacks.params or {}), "steps": num})
 
     def begin_epoch(self, run: Run) -> None:
         """Call the epoch-begin hook, unless the run resumes after an epoch-end hook of each

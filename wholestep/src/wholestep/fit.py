@@ -11,7 +11,7 @@ from wholestep.callbacks import CallbackRunner, refuse_backup
 from wholestep.checkpoints import Checkpoints, Saver, Snapshot, Span, Unsaved
 from wholestep.checks import count
 from wholestep.context import EVALUATION
-from wholestep.data import Batches, classify, replayable, seek_epoch
+from wholestep.data import Batches, BatchSize, classify, replayable, seek_epoch
 from wholestep.drive import fit_epoch, run_evaluation
 from wholestep.errors import BatchError, message, warn
 from wholestep.evaluation import EvalOptions, Pass
@@ -140,6 +140,7 @@ def _run_epochs(
         run.has_resumed()
         resumed = None
     for epoch in range(begin, last):
+        watch.note_length(steps or batches.num_batches)
         _begin_epoch(executor, run, epoch, batches.position, watch, resumed)
         if run.place.logs is None:
             logs = fit_epoch(executor, run, feed, steps, watch, saver, once=once)
@@ -191,7 +192,7 @@ class Validating:
     due.
     """
 
-    def __init__(self, setup: Setup, asked: Validation, batch_size: int | None):
+    def __init__(self, setup: Setup, asked: Validation, batch_size: BatchSize):
         self._setup = setup
         self._freq = asked.freq
         self._batches = replayable(

@@ -27,11 +27,13 @@ from wholestep.context import PREDICTION, UPDATE, Builder, Call, Context, Prepar
 from wholestep.custom import CustomSteps, check_choices, check_replicas
 from wholestep.data import (
     Batches,
+    BatchSize,
     Data,
     class_weighted,
     classify,
     compose,
     copied_batch,
+    first_size,
     open_batches,
 )
 from wholestep.engines import as_function, connect, makes_variables, num_replicas, scope
@@ -62,7 +64,7 @@ class FitData(NamedTuple):
     x: Data
     y: Tree = None
     sample_weight: Tree = None
-    batch_size: int | None = None
+    batch_size: BatchSize = None
     shuffle: bool | str = False
     class_weight: dict | None = None
 
@@ -179,11 +181,11 @@ class Setup:
         num_rows(host)
         return host
 
-    def validation_batches(self, data: Data, asked: int | None, batch_size: int | None) -> Batches:
-        """Return the batches of validation data, in sequence, of size `asked` or else
-        `batch_size`.
+    def validation_batches(self, data: Data, asked: int | None, batch_size: BatchSize) -> Batches:
+        """Return the batches of validation data, in sequence, of size `asked` or else of the
+        first size of `batch_size`.
         """
-        size = asked or batch_size
+        size = asked or first_size(batch_size)
         are_ready = data.are_ready
         prepare = self._preparation("evaluate")
         data = self._by_columns("evaluate", data, size)

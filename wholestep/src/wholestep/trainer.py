@@ -11,7 +11,7 @@ from wholestep import arguments
 from wholestep.checkpoints import Checkpoints, Span, read_one, save_once
 from wholestep.checks import count, takes
 from wholestep.context import EVALUATION, PREDICTION
-from wholestep.data import Batches, classify
+from wholestep.data import Batches, BatchSize, classify
 from wholestep.drive import run_evaluation, run_prediction
 from wholestep.errors import SpecificationError, message
 from wholestep.evaluation import EvalOptions
@@ -130,7 +130,7 @@ class Trainer(OnBatch):
         self,
         x: Tree = None,
         y: Tree = None,
-        batch_size: int | None = None,
+        batch_size: BatchSize = None,
         epochs: int = 1,
         verbose: int | str = "auto",
         callbacks: Any = None,
@@ -155,6 +155,8 @@ class Trainer(OnBatch):
         and reused after every epoch.
 
         Args:
+            batch_size: rows in an update, 32 if not given; a list or a function for batches that
+                grow, as in `Batches`.
             callbacks: Keras' callbacks. Where one has hooks of a batch, each update is a separate
                 dispatch. If these hooks use the logs alone, set its attribute
                 `reads_model = False`: they are called for each update, up to 0.1 s later, and

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from launching import begin, found, launch, only_jax
-from runs import LAST, steps_in
+from runs import GROWING_LAST, LAST, steps_in
 from scripts import HERE, TESTS, lean
 from shares import later
 
@@ -57,12 +57,18 @@ def kill(process):
 
 
 @pytest.mark.parametrize(
-    ("data", "kills"), [("arrays", 2), *later([("arrays", 250), ("workers", 250)])]
+    ("data", "kills"),
+    [
+        ("arrays", 2),
+        ("growing", 2),
+        *later([("arrays", 250), ("workers", 250), ("growing", 50)]),
+    ],
 )
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_any_time_goes_on(data, kills, tmp_path):
     rng = np.random.default_rng(kills)
     done = 0
+    last = [GROWING_LAST if data == "growing" else LAST]
     with Nursery() as nursery:
         nursery.begin(data=data, out=str(whole := tmp_path / "whole.npz"))
         assert nursery.said("ended") == "0"
@@ -70,7 +76,7 @@ def test_a_run_that_is_killed_at_any_time_goes_on(data, kills, tmp_path):
             folder = tmp_path / str(run)
             out = tmp_path / f"{run}.npz"
             how = {"data": data, "out": str(out), "checkpoints": str(folder)}
-            while done < kills and steps_in(folder)[-1:] != [LAST]:
+            while done < kills and steps_in(folder)[-1:] != last:
                 before = steps_in(folder)
                 process = nursery.begin(**how, seconds=0.05)
                 if rng.integers(8):  # or it is killed before it trains
@@ -82,7 +88,7 @@ def test_a_run_that_is_killed_at_any_time_goes_on(data, kills, tmp_path):
                 is_killed = (code := nursery.said("ended")) == "-9"
                 after = steps_in(folder)
                 # it had ended just before
-                assert is_killed or (code == "0" and after[-1:] == [LAST])
+                assert is_killed or (code == "0" and after[-1:] == last)
                 assert not before or after[-1] >= before[-1]
                 done += is_killed
             nursery.begin(**how)

@@ -39,7 +39,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"state", "slices"},
     {"engines"},
     {"data", "embeddings"},
-    {"model"},
+    {"model", "schedules"},
     {"checkpoints"},
     {"sums"},
     {"reports.report"},
@@ -69,7 +69,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
 ]
 # the same inside of the package, where one module may use another of its floor only by name
 FLOORS_OF_DATA = [
-    {"sparse", "workers", "order", "shapes", "weights"},
+    {"sparse", "workers", "order", "shapes", "sizes", "weights"},
     {"leaves"},
     {"stream", "kinds"},
     {"source"},
@@ -243,6 +243,7 @@ ALONE = {  # modules with one importer outside of doors, each an idea of its own
     ),
     # behind public names
     *("wholestep.trainer", "wholestep.fit", "wholestep.steps", "wholestep.backend"),
+    "wholestep.schedules",
     *(
         "wholestep.checkpoints.weights",
         "wholestep.checkpoints.keras_file",
@@ -309,6 +310,7 @@ def test_public_names_are_frozen():
         "NonFiniteError",
         "Objective",
         "PeerError",
+        "RowSchedule",
         "RunReport",
         "SpecificationError",
         "Step",

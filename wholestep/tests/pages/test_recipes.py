@@ -111,6 +111,15 @@ def test_a_policy_learns_from_episodes_of_any_length():
     assert len(names["trainer"].executor.planner.programs) <= 3
 
 
+def test_batches_grow_while_the_rate_counts_rows():
+    names = cook("Batches that grow")
+    falls, sizes = names["falls"], names["sizes"]
+    rate = names["growing"].optimizer.learning_rate
+    last = 16 * 8 + 6 * 32  # of the rows of 22 updates; the rate is that of the next one
+    assert float(rate) == pytest.approx(float(falls(last)), abs=1e-6)
+    assert sizes[0] == (0, 8)
+
+
 def test_what_is_frozen_stays_and_moves_when_it_is_not():
     names = cook("Transfer learning")
     for before, frozen, after in zip(

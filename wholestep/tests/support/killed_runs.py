@@ -15,13 +15,14 @@ import time
 import conftest  # the engine is set up as in the tests, or other bits would be no wonder
 import keras
 import numpy as np
-from runs import BATCHES, NO_XLA, SIZE, X, Y, leaves, made, small
+from runs import BATCHES, GROWING, NO_XLA, SIZE, X, Y, leaves, made, small
 
 import wholestep as ws
 
 if hasattr(conftest, "COMPILED"):  # a process that is killed may leave half a file in it
     conftest.jax.config.update("jax_compilation_cache_dir", None)
 MODELS = {"small": small, "made": made}
+SIZES = {"arrays": SIZE, "growing": GROWING}
 
 
 class Rows(keras.utils.PyDataset):
@@ -55,7 +56,8 @@ def train(model="small", data="arrays", seconds=0.0, checkpoints=None, every=1):
     random.seed(0)
     np.random.seed(0)
     trainer = ws.Trainer(MODELS[model](), **NO_XLA)
-    inputs, how = ((Rows(),), {}) if data == "workers" else ((X, Y), {"batch_size": SIZE})
+    inputs = (Rows(),) if data == "workers" else (X, Y)
+    how = {"batch_size": SIZES[data]} if data in SIZES else {}
     saves = None if checkpoints is None else ws.Checkpoints(checkpoints, every_steps=every, keep=3)
     told = {"epochs": 3, "verbose": 0, "callbacks": [Slow(seconds)], "checkpoints": saves}
     history = trainer.fit(*inputs, **how, **told).history

@@ -127,6 +127,12 @@ HOW = {"batch_size": SIZE, "epochs": 3, "verbose": 0}
 LAST = 3 * BATCHES
 
 
+GROWING = [(0, 2), (5, 4), (12, 8)]  # of which three epochs have 8, 5 and 3 batches
+
+
+GROWING_LAST = 16
+
+
 def steps_in(folder):
     return sorted(Folder(folder).steps())
 

@@ -30,8 +30,9 @@ def check_goes_on(
         way = f"{place.call} with the same arguments; for its weights, {weights}."
         raise other_run(source, f"it was trained by {place.call}", call, way)
     differing = differences(data.layout, layout_of(batches))
-    if not differing and batches.num_batches != data.num_batches:
-        differing = [f"{batches.num_batches} batches in an epoch (saved: {data.num_batches})"]
+    num = batches.num_batches_in(data.position[0])
+    if not differing and num != data.num_batches:
+        differing = [f"{num} batches in an epoch (saved: {data.num_batches})"]
     if differing:
         why = "its data, their order or its batches are not those of this call"
         raise other_run(source, why, "; ".join(differing), "its data, batch size and seed.")

@@ -26,12 +26,14 @@ from wholestep.data.leaves import (
     without_none,
 )
 from wholestep.data.opening import compose, open_batches, replayable, seek_epoch
+from wholestep.data.sizes import BatchSize, SizeSteps, first_size, size_schedule
 from wholestep.data.sparse import dense, is_sparse
 from wholestep.data.weights import check_weights, class_weighted
 
 __all__ = [
     "NUMBER_CLASSES",
     "Batch",
+    "BatchSize",
     "Batches",
     "Block",
     "Check",
@@ -39,6 +41,7 @@ __all__ = [
     "Feed",
     "FeedCache",
     "SingleBatches",
+    "SizeSteps",
     "as_rows",
     "check_weights",
     "class_weighted",
@@ -48,6 +51,7 @@ __all__ = [
     "copied_batch",
     "dense",
     "digest_of",
+    "first_size",
     "holds_numbers",
     "is_sparse",
     "layout_of",
@@ -58,6 +62,7 @@ __all__ = [
     "refuse_lists",
     "replayable",
     "seek_epoch",
+    "size_schedule",
     "stack",
     "stage",
     "text_as_arrays",

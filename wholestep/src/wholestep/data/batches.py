@@ -13,8 +13,9 @@ from wholestep.checks import is_count, takes
 from wholestep.data.kinds import KeepsPosition, Position, classify
 from wholestep.data.leaves import Transform, copying
 from wholestep.data.order import ALL, Selection
-from wholestep.data.sampler import Sampler, no_such_position, open_sampler
+from wholestep.data.sampler import GrowingSize, Sampler, no_such_position, open_sampler
 from wholestep.data.shapes import LengthOptions
+from wholestep.data.sizes import BatchSize
 from wholestep.data.source import Arrays, IndexedBatches, RowError, Source, open_source
 from wholestep.data.stream import BatchStream
 from wholestep.errors import BatchError, SpecificationError, message, shown
@@ -43,7 +44,9 @@ class Batches(KeepsPosition):
             array. A list of arrays is one array for each leaf of the rows; under `tokens` a list of
             vectors is a list of rows.
         batch_size: rows in an update, 32 if not given; not for ready-made batches. The last may be
-            short: none is lost.
+            short: none is lost. Batches that grow: a list of (update, rows), `[(0, 64), (1000,
+            256)]`, or a function of the update or of the epoch, `lambda epoch: 64 * 2 ** epoch`;
+            both are counted from 0, at the first batch of the data.
         seed, shuffle: the integer seed of the order, and whether rows are permuted; "batch": within
             their batch.
         tokens: instead of `batch_size`, the size of a batch, padding included, over all its
@@ -96,7 +99,7 @@ class Batches(KeepsPosition):
     def __init__(
         self,
         source: object,
-        batch_size: int | None = None,
+        batch_size: BatchSize = None,
         *,
         seed: int = 0,
         shuffle: bool | str = True,
@@ -161,7 +164,16 @@ class Batches(KeepsPosition):
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches in an epoch; None if unknown."""
+        """The number of batches in the epoch of the position; None if unknown."""
+        return self.num_batches_in(self.position[0])
+
+    def num_batches_in(self, epoch: int) -> int | None:
+        """Return the number of batches in an epoch; None if unknown.
+
+        Where the batches of a `PyDataset` differ in number by epoch, it is that of now.
+        """
+        if isinstance(self.sampler, GrowingSize):
+            return self.sampler.num_batches_in(epoch)
         return self.sampler.num_batches
 
     @property
@@ -175,7 +187,7 @@ class Batches(KeepsPosition):
         return self.sampler.has_short_batch
 
     def __len__(self) -> int:
-        """The number of batches in an epoch."""
+        """The number of batches in the epoch of the position."""
         num = self.num_batches
         if num is None:
             raise TypeError("This source has no known number of batches.")
@@ -191,8 +203,8 @@ class Batches(KeepsPosition):
         Raises:
             BatchError: there is no such position; a stream is then at the beginning of its epoch.
         """
-        num = self.num_batches
         are_counts = is_count(epoch, 0) and is_count(step, 0)
+        num = self.num_batches_in(int(epoch)) if are_counts else self.num_batches
         if not are_counts or (num is not None and step > num):
             raise no_such_position(epoch, step, num)
         position = (int(epoch), int(step))
@@ -302,7 +314,7 @@ class Batches(KeepsPosition):
 
     def select(self, epoch: int, step: int) -> Selection:
         """Select the rows of a batch; not of a stream, which has no row numbers."""
-        num = self.num_batches
+        num = self.num_batches_in(epoch)
         if step < 0 or (num is not None and step >= num):
             raise no_such_position(epoch, step, num)
         assert not isinstance(self.sampler, BatchStream)
@@ -366,7 +378,7 @@ class Batches(KeepsPosition):
         selection = selection or self.select(epoch, step)
         batch = self.sampler.load(selection, ALL if places is None else places)
         batch = self._prepared(batch)
-        num = self.num_batches
+        num = self.num_batches_in(epoch)
         if num is None or step + 1 < num:
             return batch, (epoch, step + 1)
         if self._numbered is not None:

@@ -24,7 +24,8 @@ from wholestep.data.block import (
 )
 from wholestep.data.kinds import Position
 from wholestep.data.order import Selection
-from wholestep.data.sampler import FixedSize
+from wholestep.data.sampler import FixedSize, GrowingSize
+from wholestep.data.sizes import Run
 from wholestep.engines import Devices
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.safety import TerminatedWaiting, uninterrupted, waiting
@@ -107,15 +108,13 @@ class Resident(_Feed):
     def __post_init__(self) -> None:
         sampler = self.batches.sampler
         arrays = self.batches.arrays
-        assert isinstance(sampler, FixedSize)
+        assert isinstance(sampler, FixedSize | GrowingSize)
+        self.sampler = sampler
         self.order = sampler.order
-        self.batch_size = sampler.size
         self.where = f"The data stay on the device ({tree.num_bytes(arrays) / 2**20:.1f} MiB)."
         self._data, self._wait = self.devices.resident(arrays)
-        self._num_full = self.order.num_rows // self.batch_size
-        self._most_named = _MOST_NAMED // self.batch_size
         self._named: NamedRows | None = None
-        self._examples: dict[bool, Batch] = {}  # for full updates, and for the short one
+        self._examples: dict[tuple[int, int], Batch] = {}  # by the rows of an update, full and real
         self._is_checked = False
 
     def blocks(
@@ -128,12 +127,11 @@ class Resident(_Feed):
             reads_state: not used, as nothing is drawn.
         """
         epoch, step = self._begin()
-        num_batches = len(self.batches)
-        left = num_batches - step
+        left = self._num_batches(epoch) - step
         if num is not None:
             left = min(num, left) if once else num
         while left:
-            block = self._block(epoch, step, size(), min(left, num_batches - step))
+            block = self._block(epoch, step, size(), min(left, self._num_batches(epoch) - step))
             yield block
             self._check_unmoved(block)
             left -= block.num
@@ -142,31 +140,35 @@ class Resident(_Feed):
     def note_sent(self, block: Block) -> None:
         """Compute the order of the next epoch while the device is busy; `Order` caches it."""
         epoch, step = block.end
-        num = min(self._num_full, self._most_named)
-        if step == 0 and num:
-            self._rows(epoch, 0, num)
+        if step == 0:
+            run = self.sampler.run(epoch, 0)
+            num = min(self._num_full(run, 0), _MOST_NAMED // run.size)
+            if num:
+                self._rows(run, epoch, 0, num)
+
+    def _num_batches(self, epoch: int) -> int:
+        num = self.batches.num_batches_in(epoch)
+        assert num is not None
+        return num
+
+    def _num_full(self, run: Run, step: int) -> int:
+        """Return the number of full batches from `step` to the end of the run."""
+        in_epoch = (self.order.num_rows - run.place(step)) // run.size
+        return min(run.first + run.num - step, in_epoch)
 
     def _block(self, epoch: int, step: int, num: int, left: int) -> Block:
-        is_full = step < self._num_full
-        batch = self._examples.get(is_full)
-        if batch is None:
-            rows = self._rows(epoch, step, 1)[0]
-            start = (epoch, step)
-            end = (epoch, step + 1)
-            batch = Batch(
-                self.batches.arrays, self._data, rows, self.batch_size, None, None, start, end
-            )
-            self._examples[is_full] = batch
+        run = self.sampler.run(epoch, step)
+        alike = max(1, self._num_full(run, step))
+        batch = self._example(run, epoch, step)
         program = self.plan(batch)
         if not self._is_checked:
             self.check(batch, program)
             self._wait()
             self._is_checked = True
-        alike = self._num_full - step if is_full else 1
         left = min(left, alike, program.most)
-        named = self._table(program, epoch, step, min(num, left), alike)
+        named = self._table(program, run, epoch, step, min(num, left), alike)
         num = min(num, left, named.end - step)
-        is_last = step + num == len(self.batches)
+        is_last = step + num == self._num_batches(epoch)
         return Block(
             program,
             self._data,
@@ -178,22 +180,36 @@ class Resident(_Feed):
             (epoch + 1, 0) if is_last else (epoch, step + num),
         )
 
-    def _rows(self, epoch: int, step: int, num: int) -> ndarray:
+    def _example(self, run: Run, epoch: int, step: int) -> Batch:
+        """Return a batch of the size of this one, of which an update is planned."""
+        key = run.size, min(run.size, self.order.num_rows - run.place(step))
+        if key not in self._examples:
+            rows = self._rows(run, epoch, step, 1)[0]
+            start = (epoch, step)
+            end = (epoch, step + 1)
+            self._examples[key] = Batch(
+                self.batches.arrays, self._data, rows, run.size, None, None, start, end
+            )
+        return self._examples[key]
+
+    def _rows(self, run: Run, epoch: int, step: int, num: int) -> ndarray:
         """Return the rows of `num` updates of one size, int32 (updates, rows)."""
-        start = step * self.batch_size
-        stop = min(start + num * self.batch_size, self.order.num_rows)
+        start = run.place(step)
+        stop = min(start + num * run.size, self.order.num_rows)
         rows = self.order.rows(epoch, start, stop)
         return rows.astype(np.int32).reshape(num, -1)
 
-    def _table(self, program: Planned, epoch: int, step: int, num: int, alike: int) -> NamedRows:
+    def _table(
+        self, program: Planned, run: Run, epoch: int, step: int, num: int, alike: int
+    ) -> NamedRows:
         """Return a table that holds these updates, of the `alike` ones that begin with them."""
         places = program.cut.places
         named = self._named
         shape = (program.length, places)
         if named and named.table.rows.shape == shape and named.hold(epoch, step, num):
             return named
-        num = min(program.length, alike, max(num, self._most_named))
-        rows = self._rows(epoch, step, num)
+        num = min(program.length, alike, max(num, _MOST_NAMED // run.size))
+        rows = self._rows(run, epoch, step, num)
         padded = np.take(rows, np.arange(places), axis=1, mode="wrap")
         table = table_of(self.devices, program, padded, rows.shape[1])
         self._named = NamedRows(epoch, step, step + num, table)

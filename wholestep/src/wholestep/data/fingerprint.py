@@ -5,7 +5,7 @@ import xxhash
 
 from wholestep import tree
 from wholestep.data.batches import Batches
-from wholestep.data.sampler import FixedSize
+from wholestep.data.sampler import FixedSize, GrowingSize
 from wholestep.data.source import IndexedBatches
 from wholestep.tree import Tree
 
@@ -20,14 +20,14 @@ def layout_of(batches: Batches) -> dict[str, str]:
     """
     layout = {
         "source": type(batches.source).__name__,
-        "batches in an epoch": str(batches.num_batches),
+        "batches in an epoch": str(batches.num_batches_in(0)),
     }
     for name, leaf in tree.named_leaves(batches.arrays):
         layout[name] = f"{'x'.join(map(str, leaf.shape))} {leaf.dtype}"
     if batches.is_stream:
         return layout
     sampler = batches.sampler
-    if isinstance(sampler, FixedSize | IndexedBatches):
+    if isinstance(sampler, FixedSize | GrowingSize | IndexedBatches):
         order = sampler.order
         rule = "in their own order"
         if order.shuffle:

@@ -6,13 +6,16 @@ from wholestep import tree
 from wholestep.data.batches import Batches
 from wholestep.data.kinds import Data, Kind
 from wholestep.data.leaves import Transform
+from wholestep.data.sampler import GrowingSize
+from wholestep.data.sizes import BatchSize
 from wholestep.data.stream import ReplayedIterator
+from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
 
 def open_batches(
     data: Data,
-    batch_size: int | None = None,
+    batch_size: BatchSize = None,
     *,
     prepare: Transform | None = None,
     transform: Transform | None = None,
@@ -60,12 +63,19 @@ def seek_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, onc
 
     Args:
         once: whether an epoch ends with a pass over the data, even after fewer steps.
+
+    Raises:
+        SpecificationError: passes differ in their number of batches, and an epoch is no pass.
     """
     num = batches.num_batches
     at, step = batches.position
     if steps_per_epoch is None or num is None:
         start = (epoch, 0)
         current = at
+    elif isinstance(batches.sampler, GrowingSize):
+        must = "steps_per_epoch and initial_epoch need batches of one size."
+        attempt = "leave one out, or seek Batches, and pass these."
+        raise SpecificationError(message(must, "a batch_size that grows", attempt))
     elif once:
         epochs_per_pass = -(-num // steps_per_epoch)
         done, part = divmod(epoch, epochs_per_pass)

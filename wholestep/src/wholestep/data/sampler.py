@@ -1,6 +1,8 @@
 """The rows of a batch, by (seed, epoch, step): a fixed number, of similar lengths, or packed."""
 
-from dataclasses import dataclass, replace
+from bisect import bisect_right
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from wholestep.data.order import ALL, Order, Places, Selection
 from wholestep.data.packing import Packs, make_packs
 from wholestep.data.sequences import measure
 from wholestep.data.shapes import LengthOptions
+from wholestep.data.sizes import Run, SizeSchedule, runs_of, size_schedule
 from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, Source, SparseArrays
 from wholestep.data.stream import BatchStream
 from wholestep.errors import BatchError, SpecificationError, message, shown, warn
@@ -21,11 +24,37 @@ _SIZE = (
 
 
 @dataclass(frozen=True)
-class FixedSize:
-    """Batches of `size` rows; the last of an epoch may have fewer."""
+class _RowBatches:
+    """Batches of rows, each as large as its run says; the last of an epoch may have fewer."""
 
     source: Arrays | SparseArrays | IndexedRows
     order: Order
+    batch_shapes: ClassVar[list[tuple[int, ...]]] = []  # there is no token budget
+
+    def run(self, epoch: int, step: int) -> Run:
+        """Return the batches of one size to which a batch belongs."""
+        raise NotImplementedError
+
+    def select(self, epoch: int, step: int) -> Selection:
+        """Select the rows of a batch."""
+        run = self.run(epoch, step)
+        start = run.place(step)
+        rows = self.order.rows(epoch, start, min(start + run.size, self.order.num_rows))
+        return Selection(rows, rows, run.size)
+
+    def load(self, selection: Selection, places: Places = ALL) -> Tree:
+        """Return a batch, or its rows at these places, as numpy arrays."""
+        return self.source.load(selection.rows[places])
+
+    def in_order(self) -> Self:
+        """Return batches of the rows in ascending order."""
+        return replace(self, order=replace(self.order, shuffle=False))
+
+
+@dataclass(frozen=True)
+class FixedSize(_RowBatches):
+    """Batches of `size` rows."""
+
     size: int
 
     @property
@@ -38,31 +67,50 @@ class FixedSize:
         """Whether the last batch has fewer rows."""
         return self.order.num_rows % self.size != 0
 
+    def run(self, epoch: int, step: int) -> Run:
+        """Return all batches of the epoch."""
+        return Run(0, 0, self.size, self.num_batches)
+
+
+@dataclass(frozen=True)
+class GrowingSize(_RowBatches):
+    """Batches whose sizes a schedule gives; the number of batches differs by epoch."""
+
+    size: SizeSchedule
+    has_short_batch: ClassVar[bool] = True
+    # the first update of each epoch so far, and its runs
+    _epochs: list[tuple[int, list[Run]]] = field(default_factory=list, compare=False)
+
     @property
-    def batch_shapes(self) -> list[tuple[int, ...]]:
-        """The empty list: there is no token budget."""
-        return []
+    def num_batches(self) -> int:
+        """The number of batches in the first epoch."""
+        return self.num_batches_in(0)
 
-    def select(self, epoch: int, step: int) -> Selection:
-        """Select the rows of a batch."""
-        rows = self.order.batch(epoch, step, self.size)
-        return Selection(rows, rows, self.size)
+    def num_batches_in(self, epoch: int) -> int:
+        """Return the number of batches in an epoch."""
+        last = self._runs(epoch)[-1]
+        return last.first + last.num
 
-    def load(self, selection: Selection, places: Places = ALL) -> Tree:
-        """Return a batch, or its rows at these places, as numpy arrays."""
-        return self.source.load(selection.rows[places])
+    def run(self, epoch: int, step: int) -> Run:
+        """Return the batches of one size to which a batch belongs."""
+        runs = self._runs(epoch)
+        return runs[bisect_right(runs, step, key=lambda run: run.first) - 1]
 
-    def in_order(self) -> "FixedSize":
-        """Return batches of the rows in ascending order."""
-        return replace(self, order=replace(self.order, shuffle=False))
+    def _runs(self, epoch: int) -> list[Run]:
+        epochs = self._epochs
+        while len(epochs) <= epoch:
+            number = len(epochs)
+            first = epochs[-1][0] + self.num_batches_in(number - 1) if epochs else 0
+            epochs.append((first, list(runs_of(self.size, self.order.num_rows, number, first))))
+        return epochs[epoch][1]
 
 
-Sampler = FixedSize | Buckets | Packs | IndexedBatches | BatchStream
+Sampler = FixedSize | GrowingSize | Buckets | Packs | IndexedBatches | BatchStream
 
 
 def open_sampler(
     source: Source,
-    batch_size: int | None,
+    batch_size: object,
     tokens: int | None,
     options: LengthOptions,
     seed: int,
@@ -88,6 +136,11 @@ def open_sampler(
     if isinstance(shuffle, str) and shuffle != "batch":
         must = 'shuffle must be True, False or "batch".'
         raise SpecificationError(message(must, shown(shuffle), "shuffle=True, or leave it out."))
+    if (schedule := size_schedule(batch_size)) is not None:
+        if shuffle == "batch":
+            must = 'shuffle="batch" needs batches of one size.'
+            raise SpecificationError(message(must, shown(batch_size), "shuffle=True."))
+        return GrowingSize(source, Order(source.num_rows, seed, bool(shuffle)), schedule)
     size = 32 if batch_size is None else count("batch_size", batch_size, _SIZE)
     size = min(size, source.num_rows)
     block = size if shuffle == "batch" else 0
