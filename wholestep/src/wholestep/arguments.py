@@ -1,6 +1,7 @@
 """The checks of a trainer's arguments, made before anything runs."""
 
 import sys
+from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any
 
@@ -21,6 +22,7 @@ from wholestep.data import (
 )
 from wholestep.errors import BatchError, invalid, message, shown, warn
 from wholestep.keras_private import trainable_variables
+from wholestep.logged import Logged
 from wholestep.model import Objective, layers, values_for_tensors
 from wholestep.program import Options
 from wholestep.tree import Tree
@@ -62,6 +64,7 @@ def options(
     replicas: object,
     jit_compile: object,
     dense_gradients: object,
+    log: object,
 ) -> Options:
     """Return the settings of a trainer.
 
@@ -97,7 +100,20 @@ def options(
     if replicas is not None:
         num_replicas = _count_or("all", "replicas", replicas, "leave it out for one device.")
     limit = None if memory_limit is None else int(min(memory_limit, sys.maxsize))
-    return Options(size, limit, on_nonfinite, num_replicas, jit_compile, dense_gradients)
+    logged = _logged(log)
+    return Options(size, limit, on_nonfinite, num_replicas, jit_compile, dense_gradients, logged)
+
+
+def _logged(log: object) -> tuple[Logged, ...]:
+    names = [log] if isinstance(log, str) else log
+    known = [name.value for name in Logged]
+    if not isinstance(names, Iterable) or not all(name in known for name in names):
+        raise invalid(
+            f"log must hold names among {', '.join(known)}.",
+            shown(log),
+            'log=["gradient_norm", "learning_rate"].',
+        )
+    return tuple(dict.fromkeys(map(Logged, names)))
 
 
 def _count_or(word: str, name: str, value: object, attempt: str) -> int | str:

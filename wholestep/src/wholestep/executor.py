@@ -445,7 +445,9 @@ def _update_of(context: Context, forward: Forward) -> Update:
         return CustomUpdate(context.engine, forward, context.steps, stops=stops)
     optimizer = context.optimizer
     dense = options.dense_gradients or is_linear(optimizer)
-    return ObjectiveUpdate(context.engine, forward, optimizer, stops=stops, dense_gradients=dense)
+    return ObjectiveUpdate(
+        context.engine, forward, optimizer, stops=stops, dense_gradients=dense, log=options.log
+    )
 
 
 def _accept(batch: Batch, program: Program | None = None) -> None:

@@ -118,6 +118,7 @@ IS_TRAINABLE = attrgetter("_trainable")
 learning_rate = _wanted("_learning_rate", "whether the rate is a schedule")
 optimizer_variables = _needed("_variables", "an optimizer of some rows of a table")
 variable_key = _needed("_var_key", "an optimizer of some rows of a table")
+clip_gradients = _needed("_clip_gradients", "the norm of the clipped gradient")
 variable_index = _needed("_get_variable_index", "Adagrad's sums of some rows")
 
 # ---- callbacks ----

@@ -16,6 +16,7 @@ from keras import ops
 from wholestep.cut import Cut
 from wholestep.data import Batch
 from wholestep.engines import Compiled, Engine
+from wholestep.logged import Logged
 from wholestep.model import Forward
 from wholestep.reports.report import ReportLayout
 from wholestep.state import State
@@ -31,6 +32,7 @@ class Options(NamedTuple):
     replicas: int | str | None = None
     jit_compile: bool | str = "auto"
     dense_gradients: bool = False
+    log: tuple[Logged, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,10 @@ class Setup:
         if objective is None:
             size = options.microbatch_size
             replicas = options.replicas
-            check_choices(model, microbatch_size=size, replicas=replicas, metrics=self._metrics)
+            log = [*options.log]
+            check_choices(
+                model, microbatch_size=size, replicas=replicas, metrics=self._metrics, log=log
+            )
         with scope(model):
             self.steps = CustomSteps(model, as_function, has_objective=objective is not None)
         self._is_own = objective is not None or self.steps.trains

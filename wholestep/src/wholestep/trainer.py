@@ -56,6 +56,11 @@ class Trainer(OnBatch):
             summed before the optimizer gets them, as on JAX. False hands it the gradient of each
             lookup, as `keras.Model.fit` does there: an optimizer that squares or clips gradients
             makes other steps. On JAX, all gradients are dense.
+        log: numbers about each update to add to its logs (those of the last update, in the History
+            of an epoch): "gradient_norm" of the batch, with its regularisation, without a loss
+            scale; "clipped_gradient_norm", after the optimizer's clips; "update_norm", of the
+            change of the trainable weights; "learning_rate"; "loss_scale". Norms are Euclidean,
+            over all weights together.
 
     Raises:
         SpecificationError: an argument has no valid value.
@@ -88,11 +93,12 @@ class Trainer(OnBatch):
         replicas: int | str | None = None,
         jit_compile: bool | str = "auto",
         dense_gradients: bool = False,
+        log: Iterable[str] = (),
     ):
         check_process()
         arguments.check_model(model, objective)
         options = arguments.options(
-            microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile, dense_gradients
+            microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile, dense_gradients, log
         )
         self.model = model
         self.run = Run()

@@ -29,6 +29,7 @@ from wholestep.joins import (
     slopes_of,
     with_outputs,
 )
+from wholestep.logged import AskedLogs, Logged, check_names
 from wholestep.model import Forward, MicrobatchSums
 from wholestep.program import loop_updates, with_epoch_start
 from wholestep.reports.report import APPLIED, NO_LOGS, UPDATE_LOSS, ReportLayout
@@ -159,10 +160,12 @@ class ObjectiveUpdate(Update):
     Args:
         dense_gradients: whether all gradients are dense; else those of tables are by lookups, if
             the engine has these.
+        log: the numbers about an update that the user asks for.
     """
 
     _: KW_ONLY
     dense_gradients: bool
+    log: tuple[Logged, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -171,6 +174,8 @@ class ObjectiveUpdate(Update):
         has_factor = getattr(self.optimizer, "loss_scale_factor", None) is not None
         self._scales = has_factor or self._has_dynamic_scale
         self._sums = self.engine.programs.traced(self.forward.sums)
+        variables = self.forward.variables
+        self._asked = AskedLogs(self.log, self.engine, self.optimizer, variables)
         # paths of the parameters whose gradient is `Slices`, found by a trace
         self._by_lookups: set[str] = set()
 
@@ -198,8 +203,11 @@ class ObjectiveUpdate(Update):
                 nonlocal layout
                 batch = self.engine.replicas.batch(data, rows)
                 logs = first_logs(forward, values, batch, None)
-                layout = ReportLayout.of(with_verdict(logs, logs["loss"], logs["loss"]))
-                return logs["loss"]
+                check_names(self.log, logs)
+                loss = logs["loss"]
+                logs |= self._asked.shapes(loss)
+                layout = ReportLayout.of(with_verdict(logs, loss, loss))
+                return loss
 
             rows = ops.concatenate(times * [few])
             self.engine.programs.shapes(microbatch, values, data, rows)
@@ -248,13 +256,15 @@ class ObjectiveUpdate(Update):
 
             state = state._replace(scratch=scratch)
             new, grads, loss, ok = self._proposal(cut, state, inputs, total, sizes)
+            asked = self._asked.before(state, grads, inputs.scale)
             assigned = dict(zip(facts.assigned, total.alike.assigned, strict=True))
             twin = row_plan.optimizer
             state = engine.optimizer.apply(state, new, grads, ok, assigned, touched, twin)
+            asked = self._asked.after(asked, inputs.values.params, state, touched)
 
             logs = self.epoch_sums.logs(state.sums, state.metrics, inputs.values.captured)
             state = state._replace(metrics=self.forward.tracking(state.metrics, logs))
-            return self._reported(state, logs, loss, ok)
+            return self._reported(state, logs | asked, loss, ok)
 
         return engine.programs.traced(whole_update)
 

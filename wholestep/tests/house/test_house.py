@@ -41,7 +41,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"data", "embeddings"},
     {"model", "schedules"},
     {"checkpoints"},
-    {"sums"},
+    {"sums", "logged"},
     {"reports.report"},
     {"program"},
     {"run"},

@@ -15,6 +15,7 @@ from keras.optimizers import Optimizer
 
 from wholestep.engines.jax_devices import gather
 from wholestep.engines.protocol import Found, Note
+from wholestep.engines.shared import clip
 from wholestep.errors import SpecificationError, message
 from wholestep.state import State, TableRows, Variables
 from wholestep.tree import Tensor, Tree
@@ -45,6 +46,10 @@ class JaxOptimizer:
     def __init__(self, optimizer: Optimizer | None, branch: Callable):
         self.optimizer: Optimizer = optimizer
         self._branch = branch
+
+    def clipped(self, grads: list) -> list:
+        """Return the gradients as the optimizer clips them."""
+        return clip(self.optimizer, grads)
 
     def apply(
         self,

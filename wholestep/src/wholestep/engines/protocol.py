@@ -104,6 +104,9 @@ class OptimizerStep(Protocol):
 
     keeps_assigned: bool
 
+    def clipped(self, grads: list) -> list:
+        """Return the gradients, dense, as the optimizer clips them."""
+
     def apply(
         self,
         state: State,

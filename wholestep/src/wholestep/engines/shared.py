@@ -1,15 +1,24 @@
-"""The part that both engines share: programs under `run_eagerly`."""
+"""The parts that both engines share: clipped gradients, and programs under `run_eagerly`."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from keras.optimizers import LossScaleOptimizer, Optimizer
+
 from wholestep.engines.protocol import Compiled, Found, Function
+from wholestep.keras_private import clip_gradients
 from wholestep.tree import Tree
 
 _HOW = (
     "Nothing is compiled: the model says run_eagerly=True, and Python computes operation by "
     "operation."
 )
+
+
+def clip(optimizer: Optimizer, grads: list) -> list:
+    """Return the gradients as this optimizer clips them."""
+    inner = optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
+    return clip_gradients(inner)(grads)
 
 
 class EagerPrograms:

@@ -12,6 +12,7 @@ from keras.optimizers import Optimizer
 
 from wholestep import tree
 from wholestep.engines.protocol import Found, Note
+from wholestep.engines.shared import clip
 from wholestep.engines.tensorflow_devices import TensorflowReplicas, specs_of, tensor_of
 from wholestep.keras_private import trainable_variables
 from wholestep.slices import Gradient, Slices
@@ -155,6 +156,11 @@ class TensorflowOptimizer:
         self.optimizer: Optimizer = optimizer
         self._replicas = replicas
         self._variables = variables
+
+    def clipped(self, grads: list) -> list:
+        """Return the gradients, dense, as the optimizer clips them."""
+        given = _for_keras(grads, self._variables.bound.params)
+        return list(map(tf.convert_to_tensor, clip(self.optimizer, given)))
 
     def apply(
         self,

@@ -13,6 +13,7 @@ from keras import ops
 from wholestep.data import Block
 from wholestep.engines import Devices
 from wholestep.errors import NonFiniteError, invalid
+from wholestep.logged import LOGGED
 from wholestep.sums import visible
 from wholestep.tree import Tensor
 
@@ -38,6 +39,11 @@ class ReportLayout:
         """Return the layout of logs, which may be shapes only."""
         return cls(tuple((name, tuple(value.shape)) for name, value in logs.items()))
 
+    @property
+    def added_up(self) -> "ReportLayout":
+        """The layout of the logs that are added up over an epoch."""
+        return ReportLayout(tuple(entry for entry in self.shapes if entry[0] not in LOGGED))
+
     def empty(self) -> np.ndarray:
         """Return a report of zeros."""
         size = sum(math.prod(shape) for _, shape in self.shapes)
@@ -53,11 +59,11 @@ class ReportLayout:
         """Return the logs of a vector: floats, and arrays where a metric has several values."""
         return {
             name: report[start:stop].reshape(shape) if shape else float(report[start])
-            for name, start, stop, shape in self._entries
+            for name, start, stop, shape in self.entries
         }
 
     @cached_property
-    def _entries(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
+    def entries(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
         """(name, start, stop, shape) of each entry."""
         entries = []
         stop = 0
@@ -77,7 +83,7 @@ def check_same_layout(before: ReportLayout | None, now: ReportLayout) -> None:
     Raises:
         SpecificationError: the layouts differ.
     """
-    if before is None or before == now:
+    if before is None or before.added_up == now.added_up:
         return
     earlier, later = (
         [name for name, _ in layout.shapes if not name.startswith("+")] for layout in (before, now)
@@ -149,6 +155,13 @@ class Report:
         """Return the epoch's loss, metrics and custom results up to update i."""
         numbers = self._layout.unpack(self.values[i])
         return {k: v for k, v in numbers.items() if k not in (UPDATE_LOSS, APPLIED)}
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a number of each update by its name, (updates,); NaN where it is not reported."""
+        for entry, start, _, _ in self._layout.entries:
+            if entry == name:
+                return self.values[:, start]
+        return np.full(len(self.values), np.nan)
 
     def logs(self, i: int) -> dict[str, Any]:
         """Return the logs of update i for callbacks: the epoch's loss and metrics so far."""

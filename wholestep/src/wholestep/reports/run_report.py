@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from wholestep.errors import invalid, warn
 from wholestep.keras_private import learning_rate
+from wholestep.logged import Logged
 from wholestep.reports.page import (
     LEGEND,
     assert_drawable,
@@ -21,7 +22,7 @@ from wholestep.reports.page import (
     styled,
     write_page,
 )
-from wholestep.reports.report import Report
+from wholestep.reports.report import APPLIED, UPDATE_LOSS, Report
 
 _NUM_UNMERGED = 64  # dispatches, of up to hundreds of updates
 _MOST = 2048  # lines are kept; up to twice as many before they are merged
@@ -43,7 +44,11 @@ _FOLDS = {
     "seconds": np.add,
     "bytes": np.maximum,
     "skipped": np.add,
+    "gradient_norm": np.fmax,
+    "update_norm": np.fmax,
 }
+_NORMS = {"gradient_norm": "Norm of the gradient", "update_norm": "Norm of the update"}
+_REPORTED = UPDATE_LOSS, APPLIED, Logged.GRADIENT_NORM, Logged.UPDATE_NORM
 
 
 class RunReport(keras.callbacks.Callback):
@@ -51,7 +56,8 @@ class RunReport(keras.callbacks.Callback):
 
     The file has no scripts. It shows the loss of every update (the loss of an epoch is a sum over
     its updates), with the cuts into microbatches, restarts and skipped updates, rows per second,
-    the memory of the process, and the learning rate. A resumed run includes the updates before the
+    the memory of the process, the learning rate, and the norms that `Trainer(log=...)` asks for. A
+    resumed run includes the updates before the
     restart. `fit` reads the same numbers anyway. Many updates are merged.
 
     Args:
@@ -123,7 +129,7 @@ class RunReport(keras.callbacks.Callback):
             self._measured = now
             self._bytes = _resident_bytes()
         numbers = range(report.first, report.first + num)
-        logs = report.values[:num, -2:]
+        logs = np.stack([report.column(name)[:num] for name in _REPORTED], axis=1)
         seconds = now - self._since
         self._unmerged.append((numbers, logs, report.row_counts(num), seconds, self._bytes))
         if len(self._unmerged) >= _NUM_UNMERGED:
@@ -141,7 +147,7 @@ class RunReport(keras.callbacks.Callback):
         numbers, logs, rows, seconds, memory = zip(*self._unmerged, strict=True)
         self._unmerged = []
         nums = [*map(len, numbers)]
-        loss, applied = np.concatenate(logs).T.astype(float)
+        loss, applied, gradient, update = np.concatenate(logs).T.astype(float)
         is_finite = np.isfinite(loss)
         finite_loss = np.where(is_finite, loss, np.nan)
         columns = {
@@ -155,6 +161,8 @@ class RunReport(keras.callbacks.Callback):
             "seconds": np.repeat(np.divide(seconds, nums), nums),
             "bytes": np.repeat(memory, nums),
             "skipped": applied != 1,
+            "gradient_norm": np.where(np.isfinite(gradient), gradient, np.nan),
+            "update_norm": np.where(np.isfinite(update), update, np.nan),
         }
         lines = np.stack([columns[name] for name in _FOLDS], axis=1)
         self._lines = np.concatenate([self._lines, lines])
@@ -192,7 +200,9 @@ class RunReport(keras.callbacks.Callback):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the numbers of the run before its restart."""
-        self._lines = state["lines"]
+        lines = state["lines"]
+        missing = len(_FOLDS) - lines.shape[1]  # of a run before there were norms
+        self._lines = np.pad(lines, ((0, 0), (0, missing)), constant_values=np.nan)
         self._epochs = state["epochs"]
         self._updates_in_line = state["each"]
         self._cuts = dict(state["cuts"])
@@ -282,6 +292,10 @@ class RunReport(keras.callbacks.Callback):
             parts["bytes"] / 2**20,
             "MiB",
         )
+        for name, title in _NORMS.items():
+            if np.isfinite(parts[name]).any():
+                caption = "The largest of each part, where it is finite."
+                yield self._curve(title, caption, parts["middle"], parts[name], "norm")
         schedule = learning_rate(_inner(self.model))
         if callable(schedule):
             iterations = parts["number"] - 1 - np.cumsum(parts["skipped"])
