@@ -388,7 +388,7 @@ def test_a_gradient_that_is_not_finite_stops_it_too():
     [
         ({"microbatch_size": 0}, "at least 1"),
         ({"microbatch_size": "all"}, "at least 1"),
-        ({"on_nonfinite": "ignore"}, '"raise" or "skip"'),
+        ({"on_nonfinite": "ignore"}, '"raise", "skip" or a wholestep.Skip'),
         ({"memory_limit": -1}, "number of bytes"),
         ({"objective": len}, "must be a wholestep.Objective"),
         ({"model": 3}, "must be a keras.Model"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from wholestep.checkpoints import Checkpoints, load_weights
     from wholestep.data import Batches
     from wholestep.model import Mean, Objective, Sum, Whole
+    from wholestep.nonfinite import Skip
     from wholestep.reports.run_report import RunReport
     from wholestep.schedules import RowSchedule
     from wholestep.steps import Step
@@ -36,6 +37,7 @@ __all__ = [
     "PeerError",
     "RowSchedule",
     "RunReport",
+    "Skip",
     "SpecificationError",
     "Step",
     "Sum",
@@ -53,6 +55,7 @@ _HOMES = {
     "Objective": "model",
     "RowSchedule": "schedules",
     "RunReport": "reports.run_report",
+    "Skip": "nonfinite",
     "Step": "steps",
     "Sum": "model",
     "Trainer": "trainer",

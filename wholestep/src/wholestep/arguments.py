@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 import keras
 from keras.optimizers import LossScaleOptimizer, Optimizer
@@ -24,10 +24,12 @@ from wholestep.errors import BatchError, invalid, message, shown, warn
 from wholestep.keras_private import trainable_variables
 from wholestep.logged import Logged
 from wholestep.model import Objective, layers, values_for_tensors
+from wholestep.nonfinite import RAISE, Skip
 from wholestep.program import Options
 from wholestep.tree import Tree
 
 _MOST_NAMED = 3
+_ON_NONFINITE = {"raise": RAISE, "skip": Skip()}
 
 
 def check_model(model: object, objective: object) -> None:
@@ -83,12 +85,16 @@ def options(
             shown(memory_limit),
             "2**30 for one gibibyte, or leave it out.",
         )
-    if not isinstance(on_nonfinite, str) or on_nonfinite not in ("raise", "skip"):
+    is_word = isinstance(on_nonfinite, str) and on_nonfinite in _ON_NONFINITE
+    if not is_word and not isinstance(on_nonfinite, Skip):
         raise invalid(
-            'on_nonfinite must be "raise" or "skip".',
+            'on_nonfinite must be "raise", "skip" or a wholestep.Skip.',
             shown(on_nonfinite),
-            "leave it out to raise.",
+            "leave it out to raise, or Skip(in_a_row=5).",
         )
+    skip = cast(Skip, on_nonfinite)
+    if isinstance(on_nonfinite, str):
+        skip = _ON_NONFINITE[on_nonfinite]
     if not isinstance(dense_gradients, bool):
         raise invalid(
             "dense_gradients must be True or False.",
@@ -101,7 +107,7 @@ def options(
         num_replicas = _count_or("all", "replicas", replicas, "leave it out for one device.")
     limit = None if memory_limit is None else int(min(memory_limit, sys.maxsize))
     logged = _logged(log)
-    return Options(size, limit, on_nonfinite, num_replicas, jit_compile, dense_gradients, logged)
+    return Options(size, limit, skip, num_replicas, jit_compile, dense_gradients, logged)
 
 
 def _logged(log: object) -> tuple[Logged, ...]:

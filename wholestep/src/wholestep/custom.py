@@ -21,6 +21,7 @@ from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, invalid, message
 from wholestep.keras_private import compile_loss, compile_metrics
 from wholestep.model import Forward, are_same, is_overridden, layers
+from wholestep.nonfinite import Skip
 from wholestep.reports.report import NO_LOGS, Report, ReportLayout
 from wholestep.state import State, Variables, merged
 from wholestep.sums import EpochSums
@@ -362,8 +363,8 @@ class CustomUpdate(Update):
     suits_xla = False  # XLA draws other random numbers than Keras' step without it
     assigns = True
 
-    def __init__(self, engine: Engine, forward: Forward, steps: CustomSteps, *, stops: bool):
-        super().__init__(engine, forward, None, stops=stops)
+    def __init__(self, engine: Engine, forward: Forward, steps: CustomSteps, on_nonfinite: Skip):
+        super().__init__(engine, forward, None, on_nonfinite=on_nonfinite)
         self._steps = steps
         self._num_optimizer_slots = len(steps.optimizer_slots)
         self._read: list[keras.Variable] = []
@@ -440,10 +441,11 @@ def undone(report: Report, i: int) -> NonFiniteError:
         for name, value in report.numbers(i).items()
         if is_loss(name) and not np.all(np.isfinite(value))
     ]
+    bound = report.block.program.function.on_nonfinite.reached
     received = ", ".join(bad) or "weights that are not finite"
     text = message(
-        f"Update {number} must have a finite loss and finite new weights. It was undone; the "
-        f"weights are those after update {number - 1}.",
+        f"Update {number} must have a finite loss and finite new weights{bound}. It was undone; "
+        f"the weights are those after update {number - 1}.",
         f"{received}, from the model's train_step, which does not report single rows",
         "look at the batch, lower the learning rate, clip gradients, or pass "
         'Trainer(on_nonfinite="skip"); a number that may be NaN needs a name that does not end '

@@ -105,7 +105,7 @@ class Executor:
         self._single_evaluated = SingleBatches(evaluation.engine.devices, evaluation.row_tables)
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
         counts: Any = steps if steps.trains else context.optimizer
-        self.ledger = UpdateLedger(engine, counts, why, skips=options.on_nonfinite == "skip")
+        self.ledger = UpdateLedger(engine, counts, why, options.on_nonfinite)
         self.dispatcher = Dispatcher(engine, self.ledger, weakref.WeakMethod(self._inputs_for))
 
     @property
@@ -137,11 +137,11 @@ class Executor:
         may have changed.
         """
         if run.state is None or run.variables is not self.variables:
-            blank = (), np.int32(0), self.planner.update.row_planner.scratch()
-            sums, stopped, scratch = self.engine.devices.place(blank)
-            state = State(
-                [], [], [], self._access.values(self.variables.metrics), sums, stopped, scratch
-            )
+            update = self.planner.update
+            blank = (), np.int32(0), update.row_planner.scratch(), update.on_nonfinite.no_failures
+            sums, stopped, scratch, failures = self.engine.devices.place(blank)
+            metrics = self._access.values(self.variables.metrics)
+            state = State([], [], [], metrics, sums, stopped, scratch, failures=failures)
             run.set_state(self._access.between_programs(self._whole(state)), self.variables)
         elif not self._access.are_current(self.variables, run.state):
             run.set_state(self._whole(run.state))
@@ -211,6 +211,8 @@ class Executor:
         state = self.refresh(run)._replace(
             metrics=running, sums=self.engine.devices.place(tuple(kept["sums"]))
         )
+        if state.failures and kept["failures"]:
+            state = state._replace(failures=self.engine.devices.place(tuple(kept["failures"])))
         run.set_state(
             self._access.between_programs(self._whole(state)), begins=snapshot.facts["begins"]
         )
@@ -440,13 +442,17 @@ def _forward_passes(
 def _update_of(context: Context, forward: Forward) -> Update:
     """Return an update by the model's custom step, or by the gradient of the objective."""
     options = context.options
-    stops = options.on_nonfinite == "raise"
     if context.steps.trains:
-        return CustomUpdate(context.engine, forward, context.steps, stops=stops)
+        return CustomUpdate(context.engine, forward, context.steps, options.on_nonfinite)
     optimizer = context.optimizer
     dense = options.dense_gradients or is_linear(optimizer)
     return ObjectiveUpdate(
-        context.engine, forward, optimizer, stops=stops, dense_gradients=dense, log=options.log
+        context.engine,
+        forward,
+        optimizer,
+        on_nonfinite=options.on_nonfinite,
+        dense_gradients=dense,
+        log=options.log,
     )
 
 

@@ -18,6 +18,7 @@ from wholestep.data import Batch
 from wholestep.engines import Compiled, Engine
 from wholestep.logged import Logged
 from wholestep.model import Forward
+from wholestep.nonfinite import Skip, restarted
 from wholestep.reports.report import ReportLayout
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
@@ -28,7 +29,7 @@ class Options(NamedTuple):
 
     microbatch_size: int | str
     memory_limit: int | None
-    on_nonfinite: str
+    on_nonfinite: Skip
     replicas: int | str | None = None
     jit_compile: bool | str = "auto"
     dense_gradients: bool = False
@@ -165,8 +166,7 @@ def loop_updates(
                 state = begin(state, ops.where(i == 0, begins, GOES_ON))
             return update(state, given, data, row_numbers, count)
 
-        stopped = ops.where(begins > GOES_ON, ops.zeros_like(state.stopped), state.stopped)
-        state = state._replace(stopped=stopped)
+        state = restarted(state, begins > GOES_ON)
         if results is None:
             state, result = one(ops.zeros((), "int32"), state)
             return state, keras.tree.map_structure(lambda leaf: leaf[None], result)

@@ -342,6 +342,7 @@ class Run:
         # Not from Keras' metrics: an evaluation in between may have overwritten them.
         add("sums", self.state.sums)
         add("running", self.state.metrics)
+        add("failures", self.state.failures)
         return arrays
 
     def restore(self, snapshot: Snapshot, *, goes_on: bool = True) -> None:

@@ -7,15 +7,19 @@ import keras
 
 from wholestep.tree import Tensor
 
+Failures = tuple[Tensor, ...]  # in a row, in the epoch; or ()
+
 
 class State(NamedTuple):
     """The input and output of an update, as the engine's arrays.
 
     `params` and `slots` are empty where the engine updates Keras' variables in place. `sums` are
     the running sums of the epoch, see `EpochSums`; empty as long as the terms are not known.
-    `stopped` is 1 from the first update that was not applied because it was not finite. `scratch`
-    is room for `embeddings.rows.RowPlan.deduplicate`; its content does not matter. `captured` are
-    the values of `Forward.inputs`: read anew at every dispatch, never changed, not spent.
+    `stopped` is 1 from the update on that ended the run because it was not finite. `scratch` is
+    room for `embeddings.rows.RowPlan.deduplicate`; its content does not matter. `captured` are the
+    values of `Forward.inputs`: read anew at every dispatch, never changed, not spent. `failures`
+    are the numbers of updates that were not applied, in a row and in the epoch; () where they have
+    no bound.
     """
 
     params: Any
@@ -26,6 +30,7 @@ class State(NamedTuple):
     stopped: Any
     scratch: Any
     captured: Any = ()
+    failures: Failures = ()
 
 
 def merged(moved: State, rest: State) -> State:

@@ -18,6 +18,7 @@ from wholestep.evaluation import EvalOptions
 from wholestep.executor import Executor
 from wholestep.fit import Epochs, Validation, WatchOptions, fit
 from wholestep.model import Objective
+from wholestep.nonfinite import Skip
 from wholestep.plan import explain
 from wholestep.run import Run
 from wholestep.safety import Guard, check_process
@@ -43,7 +44,7 @@ class Trainer(OnBatch):
             None for three quarters of the device's free memory, or half of the host's. Arrays of up
             to half of that default stay on the device under any limit.
         on_nonfinite: "raise" stops before an update whose loss, gradient or moving statistics are
-            not finite; "skip" skips the update.
+            not finite; "skip" skips the update, `Skip(in_a_row=5)` up to a bound.
         replicas: the number of devices that share the rows of a batch, or "all"; None for
             `keras.distribution`, if set, else one device, or all devices of several processes. The
             update is the same. For TensorFlow, build the model in the scope of a `tf.distribute`
@@ -89,7 +90,7 @@ class Trainer(OnBatch):
         seed: int = 0,
         microbatch_size: int | str = "auto",
         memory_limit: int | None = None,
-        on_nonfinite: str = "raise",
+        on_nonfinite: str | Skip = "raise",
         replicas: int | str | None = None,
         jit_compile: bool | str = "auto",
         dense_gradients: bool = False,

@@ -31,8 +31,9 @@ from wholestep.joins import (
 )
 from wholestep.logged import AskedLogs, Logged, check_names
 from wholestep.model import Forward, MicrobatchSums
+from wholestep.nonfinite import Skip
 from wholestep.program import loop_updates, with_epoch_start
-from wholestep.reports.report import APPLIED, NO_LOGS, UPDATE_LOSS, ReportLayout
+from wholestep.reports.report import NO_LOGS, UPDATE_LOSS, VERDICT, ReportLayout
 from wholestep.slices import Gradient, Slices
 from wholestep.state import State, Values
 from wholestep.sums import (
@@ -78,8 +79,7 @@ class Update(ABC):
     Args:
         forward: the model's variables, and the properties of the traced functions.
         optimizer: the optimizer that the update applies; None if a custom step applies its own.
-        stops: whether the first non-finite update stops all later ones ("raise"), or is skipped
-            ("skip").
+        on_nonfinite: how many non-finite updates are skipped before one stops all later ones.
         layout: the layout of an update's report, known once the update is traced.
 
     Attributes:
@@ -92,7 +92,7 @@ class Update(ABC):
     forward: Forward
     optimizer: Optimizer | None
     _: KW_ONLY
-    stops: bool
+    on_nonfinite: Skip
     layout: ReportLayout = NO_LOGS
     suits_xla: ClassVar[bool] = True
     assigns: ClassVar[bool] = False
@@ -131,11 +131,9 @@ class Update(ABC):
     def _reported(
         self, state: State, logs: dict[str, Tensor], loss: Tensor, ok: Tensor
     ) -> tuple[State, Tensor]:
-        """Return the state, stopped if not `ok`, and all numbers as one vector."""
-        if self.stops:
-            stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped))
-            state = state._replace(stopped=stopped)
-        numbers = with_verdict(logs, loss, ops.cast(ok, keras.config.floatx()))
+        """Return the state, with the failures counted, and all numbers as one vector."""
+        state, verdict = self.on_nonfinite.counted(state, ok)
+        numbers = with_verdict(logs, loss, ops.cast(verdict, keras.config.floatx()))
         return state, self.layout.pack(numbers)
 
 
@@ -499,6 +497,6 @@ class ObjectiveUpdate(Update):
         return is_running & self.engine.ops.is_finite(guarded)
 
 
-def with_verdict(logs: dict[str, Tensor], loss: Tensor, applied: Tensor) -> dict[str, Tensor]:
+def with_verdict(logs: dict[str, Tensor], loss: Tensor, verdict: Tensor) -> dict[str, Tensor]:
     """Return the epoch's logs with the update's loss, and whether it was applied."""
-    return logs | {UPDATE_LOSS: loss, APPLIED: applied}
+    return logs | {UPDATE_LOSS: loss, VERDICT: verdict}

@@ -548,6 +548,22 @@ def holds_keeps_assigned(case):
     )
 
 
+def holds_clipped(case):
+    case.read()
+    grads = case.grads()
+    case.model.optimizer.clipvalue = 3.0
+    placed = case.engine.devices.place(grads)
+    found = case.run(case.engine.optimizer.clipped, placed)
+    equal(found, [np.minimum(grad, 3.0) for grad in grads])
+    if keras.backend.backend() == "tensorflow":  # of each lookup alone, as Keras clips it
+        rows = np.array([[2.0, 1.0], [2.0, 2.0]], "float32"), np.array([1, 1], "int32")
+        by_lookups = Slices((rows[0],), (rows[1],))
+        found = case.run(
+            lambda *rest: case.engine.optimizer.clipped([by_lookups, *rest]), *placed[1:]
+        )
+        equal(found[0], np.array([[0, 0], [4.0, 3.0], [0, 0]]))
+
+
 def holds_apply(case):
     _apply_to_whole_tables(case)
     _apply_to_rows(case)

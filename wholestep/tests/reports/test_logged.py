@@ -233,12 +233,14 @@ def test_a_file_and_the_page_of_the_run_show_them(tmp_path):
     log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     trainer.fit(INPUTS, LABELS, batch_size=6, epochs=2, verbose=0, callbacks=[log, report])
     assert "gradient_norm,loss,update_norm" in (tmp_path / "log.csv").read_text()
-    page = report._repr_html_()
+    report.html(tmp_path / "run.html")
+    page = (tmp_path / "run.html").read_text()
     assert "Norm of the gradient" in page
     assert "Norm of the update" in page
     silent = ws.RunReport()
     ws.Trainer(made).fit(INPUTS, LABELS, batch_size=6, verbose=0, callbacks=[silent])
-    assert "Norm of" not in silent._repr_html_()
+    silent.html(tmp_path / "silent.html")
+    assert "Norm of" not in (tmp_path / "silent.html").read_text()
 
 
 def test_a_run_goes_on_with_other_numbers_to_log(tmp_path):

@@ -108,10 +108,13 @@ def sent(first, num):
     """Return a report of `num` updates of 3 rows from `first` on; the loss of an update is its
     number.
     """
+    values = np.stack([first + np.arange(num), np.ones(num)], axis=1)
+    columns = {"+loss": values[:, 0], "+applied": values[:, 1]}
     return SimpleNamespace(
         first=first,
+        column=lambda name: columns.get(name, np.full(num, np.nan)),
         block=SimpleNamespace(program=SimpleNamespace(cut="3 rows at once", memory=None)),
-        values=np.stack([first + np.arange(num), np.ones(num)], axis=1),
+        values=values,
         row_counts=lambda num: np.full(num, 3),
     )
 

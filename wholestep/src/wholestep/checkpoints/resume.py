@@ -505,7 +505,10 @@ def settings_of_script(
     model: keras.Model, objective: Objective, options: Options, **call: Any
 ) -> Settings:
     """Return the settings of a run; `call` holds the arguments of its call."""
-    held = {"optimizer": getattr(model, "optimizer", None), "on_nonfinite": options.on_nonfinite}
+    held = {
+        "optimizer": getattr(model, "optimizer", None),
+        "on_nonfinite": str(options.on_nonfinite),
+    }
     return settings_of_run(model, objective, **held, **call)
 
 

@@ -159,15 +159,19 @@ def from_json(value: Any, arrays: Mapping[str, Numbers]) -> Any:
     return [from_json(each, arrays) for each in value] if isinstance(value, list) else value
 
 
+_OTHERS = "sums", "running", "failures"
+
+
 def leaves_of(
     snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]
 ) -> dict[str, list[Numbers]]:
-    """Return the arrays of a snapshot by group: of these Keras variables, and of the epoch's sums.
+    """Return the arrays of a snapshot by group: of these Keras variables, and of the other parts
+    of the state.
 
     Raises:
         SpecificationError: the snapshot is of other variables: other numbers, shapes or names.
     """
-    leaves: dict[str, list[Numbers]] = {name: [] for name in ("sums", "running", *groups)}
+    leaves: dict[str, list[Numbers]] = {name: [] for name in (*_OTHERS, *groups)}
     for name, arrays in leaves.items():
         while (array := snapshot.arrays.get(f"{name}/{len(arrays)}")) is not None:
             arrays.append(array)

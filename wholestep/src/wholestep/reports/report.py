@@ -14,12 +14,13 @@ from wholestep.data import Block
 from wholestep.engines import Devices
 from wholestep.errors import NonFiniteError, invalid
 from wholestep.logged import LOGGED
+from wholestep.nonfinite import ENDS, IS_APPLIED, IS_SKIPPED
 from wholestep.sums import visible
 from wholestep.tree import Tensor
 
 # in a report, after the logs
 UPDATE_LOSS = "+loss"
-APPLIED = "+applied"  # 1 if the update was applied
+VERDICT = "+applied"  # see `wholestep.nonfinite`
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ class Report:
     """The numbers of a block of updates. Reading them waits for the device; nothing else does.
 
     Args:
-        on_device: one row of packed logs for each update; its last number is 1 if the update was
-            applied.
+        on_device: one row of packed logs for each update; its last number is the verdict, NaN if
+            the update was not reached.
         first: the number of the first update.
         in_call: whether the updates belong to an epoch of `fit` or `steps`, and not to `update`.
     """
@@ -138,13 +139,24 @@ class Report:
     @property
     def first_failure(self) -> int | None:
         """The index of the first update that was not applied, if any."""
-        are_applied = self.values[:, -1].tolist()
-        return next((i for i, applied in enumerate(are_applied) if applied != 1), None)
+        return self._first(self._verdicts != IS_APPLIED)
 
     @property
-    def num_failures(self) -> int:
-        """The number of updates that were not applied."""
-        return int(np.sum(self.values[:, -1] != 1))
+    def end(self) -> int | None:
+        """The index of the update that reached a bound of skips, and ends the run, if any."""
+        return self._first(self._verdicts == ENDS)
+
+    @property
+    def num_skipped(self) -> int:
+        """The number of updates that were skipped."""
+        return int(np.sum(self._verdicts == IS_SKIPPED))
+
+    @property
+    def _verdicts(self) -> np.ndarray:
+        return self.values[:, -1]
+
+    def _first(self, are_found: np.ndarray) -> int | None:
+        return next(iter(np.flatnonzero(are_found).tolist()), None)
 
     def row_counts(self, num: int) -> np.ndarray:
         """Return the rows of each of the first `num` updates, without padding. Does not wait."""
@@ -154,7 +166,7 @@ class Report:
     def numbers(self, i: int) -> dict[str, Any]:
         """Return the epoch's loss, metrics and custom results up to update i."""
         numbers = self._layout.unpack(self.values[i])
-        return {k: v for k, v in numbers.items() if k not in (UPDATE_LOSS, APPLIED)}
+        return {k: v for k, v in numbers.items() if k not in (UPDATE_LOSS, VERDICT)}
 
     def column(self, name: str) -> np.ndarray:
         """Return a number of each update by its name, (updates,); NaN where it is not reported."""

@@ -22,7 +22,7 @@ from wholestep.reports.page import (
     styled,
     write_page,
 )
-from wholestep.reports.report import APPLIED, UPDATE_LOSS, Report
+from wholestep.reports.report import UPDATE_LOSS, VERDICT, Report
 
 _NUM_UNMERGED = 64  # dispatches, of up to hundreds of updates
 _MOST = 2048  # lines are kept; up to twice as many before they are merged
@@ -48,7 +48,7 @@ _FOLDS = {
     "update_norm": np.fmax,
 }
 _NORMS = {"gradient_norm": "Norm of the gradient", "update_norm": "Norm of the update"}
-_REPORTED = UPDATE_LOSS, APPLIED, Logged.GRADIENT_NORM, Logged.UPDATE_NORM
+_REPORTED = UPDATE_LOSS, VERDICT, Logged.GRADIENT_NORM, Logged.UPDATE_NORM
 
 
 class RunReport(keras.callbacks.Callback):
@@ -402,8 +402,8 @@ def _as_float(number: Any) -> float:
 def _merged(curve: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Return the curve with neighbouring lines of one key merged.
 
-    >>> _merged(np.arange(20.0).reshape(2, 10), np.zeros(2)).tolist()
-    [[0.0, 12.0, 14.0, 16.0, 4.0, 15.0, 22.0, 24.0, 18.0, 28.0]]
+    >>> _merged(np.arange(24.0).reshape(2, 12), np.zeros(2)).tolist()
+    [[0.0, 14.0, 16.0, 18.0, 4.0, 17.0, 24.0, 26.0, 20.0, 30.0, 22.0, 23.0]]
     """
     starts = np.flatnonzero(np.diff(key, prepend=np.nan) != 0)
     folds = zip(_FOLDS.values(), curve.T, strict=True)

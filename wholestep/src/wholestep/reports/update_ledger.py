@@ -19,6 +19,7 @@ from wholestep.embeddings.rows import Lookups
 from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, message, warn
 from wholestep.model import Forward
+from wholestep.nonfinite import RAISE, Skip
 from wholestep.reports.report import Report
 from wholestep.run import Run
 from wholestep.state import State, Values, Variables
@@ -39,7 +40,7 @@ class UpdateLedger:
 
     Args:
         explain: a weak reference to the function that returns the error of update i of a dispatch.
-        skips: whether non-finite updates are skipped; otherwise one ends the run.
+        on_nonfinite: how many non-finite updates are skipped before one ends the run.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class UpdateLedger:
         engine: Engine,
         optimizer: HasIterations,
         explain: Callable[[], Callable[[Run, Report, int], NonFiniteError] | None],
-        *,
-        skips: bool,
+        on_nonfinite: Skip,
     ):
         self._engine = engine
         self._optimizer = optimizer
         self._explain = explain
-        self._skips = skips
+        self._skips = on_nonfinite != RAISE
+        self._ends = on_nonfinite.has_bound
         self._has_warned = False
         self._scales_loss = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self._deferred: Report | None = None
@@ -123,7 +124,7 @@ class UpdateLedger:
             NonFiniteError: one was not applied. The run is at the position before it, and its data
                 once the loop ends.
         """
-        if self._skips:
+        if not self._ends:
             return
         for report in self._sent():
             failed = self.note_failures(run, report)
@@ -220,19 +221,19 @@ class UpdateLedger:
         if failed is not None and self._skips:
             if not report.is_noted:
                 self._count_failures(run, report, failed)
-            failed = None
+            failed = report.end
         report.is_noted = True
-        if failed is None:
+        if failed is None or self._skips:
             self._unchecked.discard(report)
-        else:
+        if failed is not None:
             run.move_before(report.first + failed, in_call=report.in_call)
             self._latest = lambda: None  # its batch, or one after it, is not the last that was used
         return failed
 
     def _count_failures(self, run: Run, report: Report, first: int) -> None:
         """Add the report's skipped updates to the run's. Warn of the first."""
-        run.set_counts(run.number, run.num_skipped + report.num_failures)
-        if self._has_warned:
+        run.set_counts(run.number, run.num_skipped + report.num_skipped)
+        if self._has_warned or not report.num_skipped:
             return
         self._has_warned = True
         if self._engine.processes.index == 0:
@@ -349,8 +350,8 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
     if paths:
         cause = _cause_in_weights(paths)
     text = message(
-        f"Update {number} must have a finite loss and gradient. It was not applied; the weights "
-        f"are those after update {number - 1}.",
+        f"Update {number} must have a finite loss and gradient{update.on_nonfinite.reached}. It "
+        f"was not applied; the weights are those after update {number - 1}.",
         "; ".join(cause.reasons),
         cause.attempt,
     )
