@@ -120,6 +120,12 @@ def test_batches_grow_while_the_rate_counts_rows():
     assert sizes[0] == (0, 8)
 
 
+def test_norms_are_logged_where_they_are_asked_for():
+    names = cook("Norms in the logs, and a bound of skips")
+    assert {*names["names"], "loss"} == set(names["history"])
+    assert names["norms"][0] > names["norms"][-1] > 0
+
+
 def test_what_is_frozen_stays_and_moves_when_it_is_not():
     names = cook("Transfer learning")
     for before, frozen, after in zip(
