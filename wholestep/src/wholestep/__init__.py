@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from wholestep.aliases import audit
     from wholestep.checkpoints import Checkpoints, load_weights
     from wholestep.data import Batches
+    from wholestep.determinism import deterministic
     from wholestep.model import Mean, Objective, Sum, Whole
     from wholestep.nonfinite import Skip
     from wholestep.reports.run_report import RunReport
@@ -45,6 +46,7 @@ __all__ = [
     "Whole",
     "WholestepError",
     "audit",
+    "deterministic",
     "load_weights",
 ]
 
@@ -61,6 +63,7 @@ _HOMES = {
     "Trainer": "trainer",
     "Whole": "model",
     "audit": "aliases",
+    "deterministic": "determinism",
     "load_weights": "checkpoints",
 }
 

@@ -111,9 +111,7 @@ def circumstances() -> tuple[list[str], list[str]]:
         and any("gpu" in device for device in devices)
         and "gpu_deterministic_ops=true" not in flags
     ):
-        facts["repeatable"] = (
-            "not to the bit: on a GPU, set XLA_FLAGS=--xla_gpu_deterministic_ops=true"
-        )
+        facts["repeatable"] = "not to the bit: on a GPU, call wholestep.deterministic() first"
     if "device_count" in flags and len(devices) > cores:
         slow.append(f"{len(devices)} virtual devices share {cores} cores.")
     return [f"{fact}: {value}" for fact, value in facts.items()], slow

@@ -40,6 +40,21 @@ def lowering(primitive: Any) -> Callable | None:
         return None
 
 
+def has_backends() -> bool:
+    """Whether JAX has started: later changes of XLA's flags have no effect.
+
+    Raises:
+        SpecificationError: JAX does not tell.
+    """
+    try:
+        from jax._src.xla_bridge import backends_are_initialized
+
+        return backends_are_initialized()
+    except ImportError as error:
+        name = "jax._src.xla_bridge.backends_are_initialized"
+        raise _refusal(name, "wholestep.deterministic()") from error
+
+
 def trace_of(value: Any) -> object:
     """Return the trace of a value, by which random draws know a loop's body; None outside of one.
 

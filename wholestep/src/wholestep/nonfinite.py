@@ -1,6 +1,7 @@
 """Updates that are not finite are not applied: the first ends the run, or some are skipped."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from keras import ops
@@ -55,7 +56,7 @@ class Skip:
         return "" if self == RAISE else f", as a bound of {self} is reached"
 
     @property
-    def no_failures(self) -> tuple[np.int32, ...]:
+    def no_failures(self) -> tuple[Any, ...]:
         """The numbers of failures at the begin of a run; () if they need not be counted."""
         if self == RAISE or not self.has_bound:
             return ()

@@ -226,6 +226,11 @@ _first_process: int | None = None
 _guards: WeakValueDictionary[int, "Guard"] = WeakValueDictionary()
 
 
+def is_in_use() -> bool:
+    """Whether a trainer was made or used in this process."""
+    return _first_process is not None
+
+
 def check_process() -> None:
     """Refuse a process forked after the engine was used, by the process of the first call."""
     global _first_process

@@ -10,7 +10,7 @@ if keras.backend.backend() != "jax":
     pytest.skip("of the JAX engine", allow_module_level=True)
 
 import jax
-from jax._src import distributed
+from jax._src import distributed, xla_bridge
 from jax.interpreters import mlir
 
 from wholestep import jax_private
@@ -40,3 +40,9 @@ def test_without_the_store_several_processes_are_refused(monkeypatch):
     monkeypatch.delattr(distributed, "global_state")
     with pytest.raises(ws.SpecificationError, match="global_state, for several processes"):
         jax_private.store_client()
+
+
+def test_without_the_state_of_jax_the_switch_of_results_that_repeat_is_refused(monkeypatch):
+    monkeypatch.delattr(xla_bridge, "backends_are_initialized")
+    with pytest.raises(ws.SpecificationError, match=r"for wholestep.deterministic\(\)"):
+        jax_private.has_backends()

@@ -39,7 +39,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"state", "slices"},
     {"nonfinite"},
     {"engines"},
-    {"data", "embeddings"},
+    {"data", "embeddings", "determinism"},
     {"model", "schedules"},
     {"checkpoints"},
     {"sums", "logged"},
@@ -245,6 +245,7 @@ ALONE = {  # modules with one importer outside of doors, each an idea of its own
     # behind public names
     *("wholestep.trainer", "wholestep.fit", "wholestep.steps", "wholestep.backend"),
     "wholestep.schedules",
+    "wholestep.determinism",
     *(
         "wholestep.checkpoints.weights",
         "wholestep.checkpoints.keras_file",
@@ -321,6 +322,7 @@ def test_public_names_are_frozen():
         "Whole",
         "WholestepError",
         "audit",
+        "deterministic",
         "load_weights",
     ]
     assert dir(ws) == ws.__all__

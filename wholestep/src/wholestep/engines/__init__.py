@@ -26,6 +26,7 @@ __all__ = [
     "choose",
     "connect",
     "held_dtype",
+    "make_deterministic",
     "make_variables",
     "makes_variables",
     "num_replicas",
@@ -74,6 +75,11 @@ def scope(model: keras.Model) -> AbstractContextManager:
     """Return the context in which to create the variables of a model, as `keras.Model.fit` does."""
     strategy = getattr(model, "distribute_strategy", None)
     return nullcontext() if strategy is None else strategy.scope()
+
+
+def make_deterministic() -> bool:
+    """Let operations on a GPU repeat to the bit; False if the engine is in use already."""
+    return _module("_devices").make_deterministic()
 
 
 def num_replicas(model: keras.Model, replicas: int | str | None = None) -> int:

@@ -2,6 +2,7 @@
 layouts.
 """
 
+import os
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -15,11 +16,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from wholestep.checkpoints import Numbers
 from wholestep.engines.protocol import Alike, Carried, Data, Found, Shares
 from wholestep.errors import BatchError, SpecificationError, message
+from wholestep.jax_private import has_backends
 from wholestep.patches import replaced
 from wholestep.processes import Processes
 from wholestep.tree import HUGE, Copies, Tensor, Tree, address, aligned_copy, leaves, map_leaves
 
 _INT32 = np.iinfo(np.int32)
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
 class MeshLayout:
@@ -271,6 +274,17 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> JaxR
     return JaxReplicas(
         None if is_one else MeshLayout(Mesh(np.array(devices[:num]), ("replicas",)), "replicas")
     )
+
+
+def make_deterministic() -> bool:
+    """Let operations on a GPU repeat to the bit; False if JAX has read XLA's flags already."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _DETERMINISTIC in flags.split():
+        return True
+    if has_backends():
+        return False
+    os.environ["XLA_FLAGS"] = f"{flags} {_DETERMINISTIC}".strip()
+    return True
 
 
 def gather(data: Data, rows: Tensor) -> Data:

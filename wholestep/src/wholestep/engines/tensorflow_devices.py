@@ -16,6 +16,7 @@ from wholestep.engines.protocol import Alike, Carried, Data, Found, Shares
 from wholestep.errors import SpecificationError, message
 from wholestep.keras_private import flatten_layers
 from wholestep.patches import replaced
+from wholestep.safety import is_in_use
 from wholestep.tree import Tensor, Tree
 
 
@@ -200,6 +201,14 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> Tens
 
 
 # ---- leaves of data ----
+
+
+def make_deterministic() -> bool:
+    """Let operations on a GPU repeat to the bit; False if programs may be compiled already."""
+    if is_in_use():
+        return False
+    tf.config.experimental.enable_op_determinism()
+    return True
 
 
 def tensor_of(

@@ -1,0 +1,26 @@
+"""Results that repeat to the bit on a GPU: one switch, set before the engine starts."""
+
+from wholestep.engines import make_deterministic
+from wholestep.errors import invalid, tell
+
+
+def deterministic() -> None:
+    """Let the engine use operations on a GPU whose results repeat to the bit.
+
+    Without it, a gradient of rows that share an embedding is summed in any order, and XLA chooses
+    kernels by timing them. On a CPU results repeat in any case. On JAX this adds
+    `--xla_gpu_deterministic_ops=true` to the environment variable XLA_FLAGS, which counts for
+    processes that are started later too; on TensorFlow it calls
+    `tf.config.experimental.enable_op_determinism()`, which needs `keras.utils.set_random_seed`.
+    Sums by index and some convolutions then take longer.
+
+    Raises:
+        SpecificationError: it is too late: the engine is in use.
+    """
+    if not make_deterministic():
+        must = "wholestep.deterministic() must be called before the engine is in use."
+        raise invalid(must, "a model or an array before it", "call it first in the script.")
+    tell(
+        "wholestep: results repeat to the bit on a GPU; there, sums by index (embeddings) and some "
+        "convolutions take longer."
+    )
