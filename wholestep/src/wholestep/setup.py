@@ -3,7 +3,8 @@ saver.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -237,6 +238,28 @@ class Setup:
         replaces it.
         """
         return None if self.objective is not None else preparation(self.model, method)
+
+    @contextmanager
+    def trial(self) -> Iterator["Setup"]:
+        """Context with a separate run of this model, whose optimizer subtracts the gradient.
+
+        The caller restores the variables.
+        """
+        self.settle()
+        with scope(self.model):
+            optimizer = None if self.steps.trains else keras.optimizers.SGD(1.0)
+        try:
+            yield Setup(
+                self.model,
+                self.objective,
+                optimizer,
+                self._metrics,
+                self.seed,
+                self.options,
+                Run(),
+            )
+        finally:
+            self._adopt_optimizer()
 
     # ---- an executor ----
 

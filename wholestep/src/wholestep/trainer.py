@@ -19,6 +19,7 @@ from wholestep.executor import Executor
 from wholestep.fit import Epochs, Validation, WatchOptions, fit
 from wholestep.model import Objective
 from wholestep.nonfinite import Skip
+from wholestep.padding import PaddingReport, check_padding
 from wholestep.plan import explain
 from wholestep.run import Run
 from wholestep.safety import Guard, check_process
@@ -287,6 +288,42 @@ class Trainer(OnBatch):
         with self._guard:
             host = self._setup.single_batch(batch, "fit")
             return run_update(self._setup.executor_to_update(lambda: host), self.run, host)
+
+    def check_padding(self, batch: Tree, padding: Tree) -> PaddingReport:
+        """Report whether the padding of a batch enters an update.
+
+        The update is computed again with other values at the padded places, from the same weights
+        and with the same random draws, and with longer padding; its gradient must stay the same,
+        and the moving statistics. Dropout of Keras' layers is off. Afterwards all variables are as
+        before. A custom `train_step` uses its own optimizer.
+
+        Args:
+            batch: as for `update`.
+            padding: the padded places: an array of booleans of shape (rows, places), for all leaves
+                with these axes; or a nest of them for the leaves to change, `{"tokens": tokens ==
+                0}`. Not named, a leaf keeps its values if it is the mask, or if the value of its
+                padding occurs at no other place: the model may know padding by it.
+
+        Returns:
+            A report: `is_right`, and a line for each leaf when it is printed.
+
+        Raises:
+            BatchError: a mask does not fit its leaf.
+            SpecificationError: no place of the batch is padded; the update moves no weight.
+            NonFiniteError: an update is not finite.
+
+        >>> import keras, numpy as np, wholestep as ws
+        >>> words = keras.layers.Embedding(9, 4, mask_zero=True)
+        >>> mean = keras.layers.GlobalAveragePooling1D()
+        >>> model = keras.Sequential([keras.Input((None,)), words, mean, keras.layers.Dense(1)])
+        >>> model.compile("adam", "mse")
+        >>> tokens = np.array([[3, 1, 4, 1], [5, 2, 0, 0], [6, 0, 0, 0]])
+        >>> report = ws.Trainer(model).check_padding((tokens, np.ones((3, 1))), tokens == 0)
+        >>> report.is_right
+        True
+        """
+        with self._guard:
+            return check_padding(self._setup, batch, padding)
 
     # ---- without an update ----
 

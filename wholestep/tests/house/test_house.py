@@ -62,7 +62,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"callbacks", "arguments", "checkpoints.resume"},
     {"checkpoints.saver", "checkpoints.weights"},
     {"drive", "steps", "setup"},
-    {"fit"},
+    {"fit", "padding"},
     {
         *("trainer", "cli", "__main__", "__init__"),
         *("checkpoints.__init__", "reports.__init__"),
@@ -243,9 +243,10 @@ ALONE = {  # modules with one importer outside of doors, each an idea of its own
         "wholestep.checkpoints.command",
     ),
     # behind public names
-    *("wholestep.trainer", "wholestep.fit", "wholestep.steps", "wholestep.backend"),
+    *("wholestep.trainer", "wholestep.fit", "wholestep.backend"),
     "wholestep.schedules",
     "wholestep.determinism",
+    "wholestep.padding",
     *(
         "wholestep.checkpoints.weights",
         "wholestep.checkpoints.keras_file",
