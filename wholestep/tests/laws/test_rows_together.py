@@ -63,9 +63,8 @@ class OfBoth(ws.Objective):
         self.loss = loss
 
     def __call__(self, model, batch, training):
-        queries, answers = model(batch, training=training)
-        hits = {"hits": ws.Whole(_hits, (queries, answers))}
-        return ws.Whole(self.loss, (queries, answers)), hits
+        outputs = model(batch, training=training)  # a list, as Keras returns it
+        return ws.Whole(self.loss, outputs), {"hits": ws.Whole(_hits, tuple(outputs))}
 
 
 def _hits(queries, answers):
@@ -361,7 +360,7 @@ def test_outputs_that_are_no_tuple_of_tensors_are_refused(outputs):
 
     model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
     trainer = ws.Trainer(model, Wrong(), optimizer="sgd")
-    with pytest.raises(ws.SpecificationError, match="must be a tuple, the arguments"):
+    with pytest.raises(ws.SpecificationError, match="must be a tuple or list, the arguments"):
         trainer.fit(np.ones((8, 6)), np.ones(8), batch_size=8, verbose=0)
 
 

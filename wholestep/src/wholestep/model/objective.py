@@ -8,7 +8,7 @@ import functools
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -125,7 +125,7 @@ class Whole(_Shown):
         function: (*outputs) -> one number, or a `Mean` or `Sum`. All that has rows comes by its
             arguments; it may read variables, such as a temperature that is trained, but draws no
             random numbers.
-        outputs: nested tensors of shape (rows, ...), also labels and weights.
+        outputs: a tuple or list of nested tensors of shape (rows, ...), also labels and weights.
         coefficient: the factor of the term in the loss; the term is reported without it.
         computed: the term of these outputs, if it is known.
 
@@ -140,7 +140,7 @@ class Whole(_Shown):
     """
 
     function: Callable[..., Any]
-    outputs: tuple[Tree, ...]
+    outputs: Sequence[Tree]
     coefficient: float = 1.0
     computed: Computed | None = None
 
@@ -317,10 +317,11 @@ def _checked_outputs(term: Whole, label: str, num_rows: int) -> Whole:
     """Return the term, after checking that its outputs have rows.
 
     Raises:
-        SpecificationError: they are no tuple of tensors, or one has no leading axis of rows.
+        SpecificationError: they are no tuple or list of tensors, or one has no leading axis of
+            rows.
     """
-    if not isinstance(term.outputs, tuple) or not term.leaves:
-        must = f"The outputs of {label} must be a tuple, the arguments of its function."
+    if not isinstance(term.outputs, tuple | list) or not term.leaves:
+        must = f"The outputs of {label} must be a tuple or list, the arguments of its function."
         attempt = "Whole(function, (queries, answers))."
         raise SpecificationError(message(must, shown(term.outputs), attempt))
     outputs = tree.map_leaves(ops.convert_to_tensor, term.outputs)
