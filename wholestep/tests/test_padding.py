@@ -72,6 +72,7 @@ def test_a_model_that_does_not_is_found(name):
     assert effects(report) == [Effect.MARKS, Effect.ENTERS]
     assert "2 more padded places at the end" in str(report)
     assert "embeddings (" in str(report)
+    assert str(report).endswith("If some of these leaves are not padded, name those that are.")
 
 
 class NextToken(ws.Objective):
@@ -105,22 +106,101 @@ BATCH = {"tokens": TOKENS, "labels": np.roll(TOKENS, -1, axis=1), "mask": ~PADDI
 
 
 @pytest.mark.own
-@pytest.mark.parametrize("padding", [PADDING, {"tokens": PADDING, "labels": PADDING}])
+@pytest.mark.parametrize("padding", [PADDING, dict.fromkeys(["tokens", "labels", "mask"], PADDING)])
 def test_the_loss_of_each_place_is_right_if_it_is_divided_by_real_places(padding):
     trainer = ws.Trainer(language_model(), NextToken(), optimizer="adam")
-    report = trainer.check_padding(BATCH, padding)
-    assert report.is_right
-    if isinstance(padding, dict):  # named, they are changed
-        assert effects(report) == [Effect.NONE] * 3
+    filled = TOKENS + PADDING * DRAW.integers(1, 20, size=PADDING.shape)
+    for tokens, effect in ((TOKENS, Effect.MARKS), (filled, Effect.NONE)):
+        report = trainer.check_padding(BATCH | {"tokens": tokens}, padding)
+        assert report.is_right, report
+        assert effects(report) == [Effect.NONE, effect, Effect.NONE]  # the labels, the tokens
 
 
 def test_a_loss_that_is_divided_by_all_places_or_forgets_the_mask_is_found():
     divided = ws.Trainer(language_model(), NextToken(divides_by_all=True), optimizer="adam")
-    found = divided.check_padding(BATCH, {"tokens": PADDING, "labels": PADDING})
-    assert effects(found) == [Effect.NONE, Effect.NONE, Effect.ENTERS]
+    found = divided.check_padding(BATCH, PADDING)
+    assert effects(found) == [Effect.NONE, Effect.MARKS, Effect.ENTERS]
     forgets = ws.Trainer(language_model(), NextToken(forgets=True), optimizer="adam")
     found = forgets.check_padding(BATCH, {"labels": PADDING})
-    assert effects(found) == [Effect.ENTERS, Effect.ENTERS]
+    assert effects(found) == [Effect.ENTERS, Effect.REFUSED]  # longer labels alone
+
+
+def test_a_value_that_marks_padding_may_occur_at_other_places_too():
+    """As -100 does, which leaves labels out: those of padding, and those of a question."""
+
+    class Marked(ws.Objective):
+        def __call__(self, model, batch, training):
+            logits = model(batch["tokens"], training=training)
+            labels = batch["labels"]
+            counts = labels != -100
+            losses = keras.losses.sparse_categorical_crossentropy(
+                ops.where(counts, labels, 0), logits, from_logits=True
+            )
+            return ws.Mean(losses, counts)
+
+    labels = np.where(PADDING | (np.arange(8) < 1), -100, BATCH["labels"])
+    trainer = ws.Trainer(language_model(), Marked(), optimizer="adam")
+    report = trainer.check_padding({"tokens": TOKENS, "labels": labels}, PADDING)
+    assert report.is_right, report
+    assert effects(report) == [Effect.MARKS, Effect.MARKS, Effect.NONE]
+
+
+@pytest.mark.own
+@pytest.mark.parametrize("names", [["tokens"], ["tokens", "side"]])
+def test_a_named_leaf_that_is_its_own_mask_keeps_its_values(names):
+    """And a leaf that is not named stays as it is, though it has the axes of places."""
+
+    class Named(ws.Objective):
+        def __call__(self, model, batch, training):
+            out = model([batch["tokens"], batch["side"]], training=training)
+            return ws.Mean(ops.square(out[:, 0]))
+
+    keras.utils.set_random_seed(0)
+    tokens, side = keras.Input((None,), dtype="int32"), keras.Input((8,))
+    both = layers.Concatenate()([mean()(words()(tokens)), layers.Dense(3)(side)])
+    batch = {"tokens": TOKENS, "side": DRAW.normal(size=(6, 8)).astype("float32")}
+    made = keras.Model([tokens, side], layers.Dense(1)(both))
+    trainer = ws.Trainer(made, Named(), optimizer="sgd")
+    report = trainer.check_padding(batch, dict.fromkeys(names, PADDING))
+    if len(names) == 1:
+        assert report.is_right, report
+        assert effects(report) == [Effect.MARKS, Effect.NONE]
+    else:
+        assert Effect.ENTERS in effects(report)
+
+
+@pytest.mark.own
+def test_a_table_of_positions_that_ends_with_the_batch_refuses_longer_padding():
+    class Positions(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.table = layers.Embedding(8, 4)
+            self.supports_masking = True
+
+        def call(self, x):
+            return x + self.table(ops.arange(ops.shape(x)[1]))
+
+    report = ws.Trainer(network(words(), Positions(), mean())).check_padding(
+        (TOKENS, LABELS), PADDING
+    )
+    assert Effect.ENTERS not in effects(report), report
+
+
+def test_two_sequences_of_other_lengths_have_masks_each():
+    class Two(ws.Objective):
+        def __call__(self, model, batch, training):
+            return ws.Mean(ops.square(model([batch["a"], batch["b"]], training=training)[:, 0]))
+
+    keras.utils.set_random_seed(0)
+    inputs = [keras.Input((None,), dtype="int32") for _ in range(2)]
+    shared = words()
+    both = layers.Concatenate()([mean()(shared(each)) for each in inputs])
+    trainer = ws.Trainer(keras.Model(inputs, layers.Dense(1)(both)), Two(), optimizer="sgd")
+    batch = {"a": TOKENS, "b": TOKENS[:, :5][:, ::-1]}
+    report = trainer.check_padding(batch, {"a": PADDING, "b": batch["b"] == 0})
+    assert report.is_right, report
+    assert "at the begin" in str(report)
+    assert "at the end" in str(report)
 
 
 def test_padding_at_the_begin_of_rows_is_made_longer_there():
@@ -134,7 +214,8 @@ def test_padding_at_the_begin_of_rows_is_made_longer_there():
             return ws.Mean(ops.sum(ops.square(summed), axis=-1))
 
     bag = keras.Sequential([keras.Input((None,), dtype="int32"), layers.Embedding(20, 4)])
-    report = ws.Trainer(bag, Bag(), optimizer="sgd").check_padding(batch, {"tokens": padding})
+    padding = {"tokens": padding, "mask": padding}
+    report = ws.Trainer(bag, Bag(), optimizer="sgd").check_padding(batch, padding)
     assert report.is_right
     assert "2 more padded places at the begin: no weight moves" in str(report)
 
@@ -147,11 +228,11 @@ def test_features_of_places_are_changed_by_weights_of_places():
     x = DRAW.normal(size=(6, 8, 3)).astype("float32")
     y = DRAW.normal(size=(6, 8, 1)).astype("float32")
     weights = np.where(PADDING, 0.0, 1.0).astype("float32")
-    report = ws.Trainer(model).check_padding((x, y, weights), (PADDING, PADDING, None))
+    report = ws.Trainer(model).check_padding((x, y, weights), PADDING)
     assert report.is_right
     assert effects(report) == [Effect.NONE] * 3
     model.compile("rmsprop", "mse")  # divides by all places
-    report = ws.Trainer(model).check_padding((x, y, weights), (PADDING, PADDING, None))
+    report = ws.Trainer(model).check_padding((x, y, weights), PADDING)
     assert effects(report) == [Effect.NONE, Effect.NONE, Effect.ENTERS]
     report = ws.Trainer(model).check_padding((x, y), (PADDING, None))
     assert effects(report)[0] is Effect.ENTERS
@@ -245,8 +326,10 @@ def test_after_an_error_all_values_are_as_before():
     trainer = ws.Trainer(model)
     trainer.update((TOKENS, LABELS))
     before = held(model)
-    with pytest.raises(ws.NonFiniteError):
-        trainer.check_padding((TOKENS, np.full_like(LABELS, np.nan)), PADDING)
+    skipping = ws.Trainer(model, on_nonfinite="skip")
+    for each in (trainer, skipping):
+        with pytest.raises(ws.NonFiniteError):
+            each.check_padding((TOKENS, np.full_like(LABELS, np.nan)), PADDING)
     assert held(model) == before
     assert isinstance(model.optimizer, keras.optimizers.Adam)
 
@@ -257,11 +340,12 @@ def test_after_an_error_all_values_are_as_before():
 @pytest.mark.parametrize(
     ("padding", "text"),
     [
-        (TOKENS == 99, "padding must name places of the batch"),
-        (PADDING[:, :4], "padding must name places of the batch"),
-        ((PADDING[:, :4], None), r"bool \(6, 4\) for batch\[0\] of shape \(6, 8\)"),
+        (TOKENS == 99, "Some place of the batch must be padded"),
+        (PADDING[:, :4], r"bool \(6, 4\) for any leaf of a batch of batch\[0\] \(6, 8\)"),
+        (TOKENS, r"int64 \(6, 8\) for any leaf"),
+        ((PADDING[:, :4], None), r"bool \(6, 4\) for batch\[0\] of a batch"),
         ((TOKENS, None), r"int64 \(6, 8\) for batch\[0\]"),
-        ({"words": PADDING}, r"for batch\['words'\]"),
+        ({"words": PADDING}, r"for batch\['words'\].*nested as the batch is"),
     ],
 )
 def test_places_that_are_none_are_refused(padding, text):

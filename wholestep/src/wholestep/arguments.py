@@ -111,9 +111,9 @@ def options(
 
 
 def _logged(log: object) -> tuple[Logged, ...]:
-    names = [log] if isinstance(log, str) else log
+    names: list[Any] = [log] if isinstance(log, str) or not isinstance(log, Iterable) else [*log]
     known = [name.value for name in Logged]
-    if not isinstance(names, Iterable) or not all(name in known for name in names):
+    if not all(name in known for name in names):
         raise invalid(
             f"log must hold names among {', '.join(known)}.",
             shown(log),

@@ -441,15 +441,14 @@ def undone(report: Report, i: int) -> NonFiniteError:
         for name, value in report.numbers(i).items()
         if is_loss(name) and not np.all(np.isfinite(value))
     ]
-    bound = report.block.program.function.on_nonfinite.reached
+    limit = report.block.program.function.on_nonfinite
     received = ", ".join(bad) or "weights that are not finite"
     text = message(
-        f"Update {number} must have a finite loss and finite new weights{bound}. It was undone; "
-        f"the weights are those after update {number - 1}.",
+        f"Update {number} must have a finite loss and finite new weights{limit.reached}. It was "
+        f"undone; the weights are those after update {number - 1}.",
         f"{received}, from the model's train_step, which does not report single rows",
-        "look at the batch, lower the learning rate, clip gradients, or pass "
-        'Trainer(on_nonfinite="skip"); a number that may be NaN needs a name that does not end '
-        "with 'loss'.",
+        f"look at the batch, lower the learning rate, clip gradients, or {limit.way_out}; a number "
+        "that may be NaN needs a name that does not end with 'loss'.",
     )
     return NonFiniteError(text, number)
 

@@ -1,7 +1,9 @@
 """Results that repeat to the bit on a GPU: one switch, set before the engine starts."""
 
 from wholestep.engines import make_deterministic
-from wholestep.errors import invalid, tell
+from wholestep.errors import invalid
+
+_is_set = False
 
 
 def deterministic() -> None:
@@ -12,15 +14,14 @@ def deterministic() -> None:
     `--xla_gpu_deterministic_ops=true` to the environment variable XLA_FLAGS, which counts for
     processes that are started later too; on TensorFlow it calls
     `tf.config.experimental.enable_op_determinism()`, which needs `keras.utils.set_random_seed`.
-    Sums by index and some convolutions then take longer.
+    Sums by index (embeddings) and some convolutions then take longer.
 
     Raises:
-        SpecificationError: it is too late: the engine is in use.
+        SpecificationError: it is too late: on JAX after the first array or model, on TensorFlow
+            after the first `Trainer`.
     """
-    if not make_deterministic():
+    global _is_set
+    if not _is_set and not make_deterministic():
         must = "wholestep.deterministic() must be called before the engine is in use."
-        raise invalid(must, "a model or an array before it", "call it first in the script.")
-    tell(
-        "wholestep: results repeat to the bit on a GPU; there, sums by index (embeddings) and some "
-        "convolutions take longer."
-    )
+        raise invalid(must, "an array, a model or a Trainer", "call it first in the script.")
+    _is_set = True

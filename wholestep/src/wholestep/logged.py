@@ -42,6 +42,13 @@ class AskedLogs:
     optimizer: Optimizer
     variables: Variables
 
+    def __post_init__(self) -> None:
+        of_one = {Logged.LEARNING_RATE, Logged.CLIPPED_GRADIENT_NORM} & {*self.names}
+        if of_one and hasattr(self.optimizer, "optimizers"):
+            must = "One optimizer must train all weights, to log its rate or its clips."
+            received = f"a {type(self.optimizer).__name__}, and {', '.join(sorted(of_one))}"
+            raise invalid(must, received, "leave these names out of log.")
+
     def shapes(self, scalar: Tensor) -> Logs:
         """Return the logs with a scalar in place of each number."""
         return {name.value: scalar for name in self.names}
@@ -53,17 +60,17 @@ class AskedLogs:
             grads: the gradient of the whole batch, regularised, times the loss scale.
             scale: the loss scale.
         """
-        logs = self.shapes(scale)
         if not self.names:
-            return logs
+            return {}
         unscaled = [_unscaled(grad, scale) for grad in grads]
-        if Logged.GRADIENT_NORM in logs:
+        logs: Logs = {Logged.LOSS_SCALE: scale}
+        if Logged.GRADIENT_NORM in self.names:
             params = self.variables.params
             whole = [_whole(grad, v) for grad, v in zip(unscaled, params, strict=True)]
             logs[Logged.GRADIENT_NORM] = norm(whole)
-        if Logged.CLIPPED_GRADIENT_NORM in logs:
+        if Logged.CLIPPED_GRADIENT_NORM in self.names:
             logs[Logged.CLIPPED_GRADIENT_NORM] = norm(self.engine.optimizer.clipped(unscaled))
-        if Logged.LEARNING_RATE in logs:
+        if Logged.LEARNING_RATE in self.names:
             slots = zip(self.variables.slots, state.slots, strict=False)
             with keras.StatelessScope(list(slots)):
                 logs[Logged.LEARNING_RATE] = ops.convert_to_tensor(self.optimizer.learning_rate)
@@ -75,17 +82,22 @@ class AskedLogs:
         """Return all numbers, once the optimizer is applied.
 
         Args:
+            logs: those from before.
             params: the parameters before it, with the touched rows in place of their tables.
         """
-        if Logged.UPDATE_NORM not in logs:
-            return logs
+        if Logged.UPDATE_NORM in self.names:
+            logs = logs | {Logged.UPDATE_NORM: self._distance(params, state, touched)}
+        return {name.value: logs[name] for name in self.names}
+
+    def _distance(self, params: list[Tensor], state: State, touched: Sequence[TableRows]) -> Tensor:
+        """Return how far the parameters moved."""
         tables = {rows.table.param: rows for rows in touched}
         moves = []
         now = self.engine.variables.params(state, tables)
         for i, (before, after) in enumerate(zip(params, now, strict=True)):
             rows = tables.get(i)
             moves.append(after - before if rows is None else _moved_rows(before, after, rows))
-        return logs | {Logged.UPDATE_NORM: norm(moves)}
+        return norm(moves)
 
 
 def check_names(names: Sequence[Logged], logs: Logs) -> None:

@@ -23,13 +23,15 @@ class Skip:
 
     Args:
         in_a_row: the bound of updates one after the other; None for none.
-        in_epoch: the bound of updates in an epoch; None for none.
+        in_epoch: the bound of updates in an epoch of `fit` or `steps`; None for none.
 
     Raises:
         SpecificationError: a bound is no whole number of at least 1.
 
+    Failures are not counted where a `LossScaleOptimizer` skips them itself.
+
     >>> Skip(in_a_row=3)
-    Skip(in_a_row=3, in_epoch=None)
+    Skip(in_a_row=3)
     """
 
     in_a_row: int | None = None
@@ -38,12 +40,23 @@ class Skip:
     def __post_init__(self) -> None:
         for name, bound in (("in_a_row", self.in_a_row), ("in_epoch", self.in_epoch)):
             if bound is not None:
-                count(name, bound, f"{name}=10, or leave it out for no bound.")
+                num = count(name, bound, f"{name}=10, or leave it out for no bound.")
+                object.__setattr__(self, name, num)  # Python's, of any library's
+
+    def __repr__(self) -> str:
+        bounds = {"in_a_row": self.in_a_row, "in_epoch": self.in_epoch}
+        given = [f"{name}={bound}" for name, bound in bounds.items() if bound is not None]
+        return f"Skip({', '.join(given)})"
 
     def __str__(self) -> str:
-        if self == RAISE:
+        if self.raises:
             return "raise"
         return repr(self) if self.has_bound else "skip"
+
+    @property
+    def raises(self) -> bool:
+        """Whether the first update that is not finite ends the run."""
+        return self.in_a_row == 1
 
     @property
     def has_bound(self) -> bool:
@@ -53,12 +66,17 @@ class Skip:
     @property
     def reached(self) -> str:
         """The words of an error about a bound that is reached."""
-        return "" if self == RAISE else f", as a bound of {self} is reached"
+        return "" if self.raises else f", as a bound of {self} is reached"
+
+    @property
+    def way_out(self) -> str:
+        """The words of an error about how to go on nevertheless."""
+        return 'pass Trainer(on_nonfinite="skip")' if self.raises else "raise the bound"
 
     @property
     def no_failures(self) -> tuple[Any, ...]:
         """The numbers of failures at the begin of a run; () if they need not be counted."""
-        if self == RAISE or not self.has_bound:
+        if self.raises or not self.has_bound:
             return ()
         return np.int32(0), np.int32(0)
 
@@ -66,7 +84,7 @@ class Skip:
         """Return the state after an update that was applied if `ok`, and the update's verdict."""
         if not self.has_bound:
             return state, ok
-        if self == RAISE:
+        if self.raises:
             stopped = ops.where(ok, state.stopped, ops.ones_like(state.stopped))
             return state._replace(stopped=stopped), ok
         in_a_row, in_epoch = state.failures

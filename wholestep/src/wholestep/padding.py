@@ -1,9 +1,10 @@
 """Does padding enter an update? Other padding of a batch must move no weight."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 import keras
@@ -52,7 +53,7 @@ class PaddingChange:
 
     def __str__(self) -> str:
         if self.effect is Effect.MARKS:
-            return f"{self.what}: not tried, as no other place has their value: it may mark them"
+            return f"{self.what}: not tried, as all have one value, which may mark padding"
         if self.effect is Effect.DRAWS:
             return (
                 f"{self.what}: not tried, as the model draws random numbers, not for dropout alone"
@@ -68,9 +69,15 @@ class PaddingChange:
 
 @dataclass(frozen=True)
 class PaddingReport:
-    """Whether padding enters an update; see `Trainer.check_padding`."""
+    """Whether padding enters an update; see `Trainer.check_padding`.
+
+    Args:
+        changes: those that were tried, or could not be.
+        is_named: whether the padded leaves were named.
+    """
 
     changes: tuple[PaddingChange, ...]
+    is_named: bool
 
     @property
     def is_right(self) -> bool:
@@ -79,12 +86,15 @@ class PaddingReport:
         return Effect.NONE in effects and Effect.ENTERS not in effects
 
     def __str__(self) -> str:
+        lines = list(map(str, self.changes))
         head = "Padding does not enter the update."
         if any(change.effect is Effect.ENTERS for change in self.changes):
             head = "Padding enters the update. Distances are parts of the update's length."
+            if not self.is_named:
+                lines.append("If some of these leaves are not padded, name those that are.")
         elif not self.is_right:
             head = "No padding could be changed."
-        return "\n  ".join([head, *map(str, self.changes)])
+        return "\n  ".join([head, *lines])
 
 
 def check_padding(setup: Setup, batch: Tree, padding: Tree) -> PaddingReport:
@@ -100,13 +110,7 @@ def check_padding(setup: Setup, batch: Tree, padding: Tree) -> PaddingReport:
             changes = tuple(_changes(trained, host, masks))
         finally:
             trained.restore()
-    if not changes:
-        raise invalid(
-            "padding must name places of the batch.",
-            ", ".join(f"{tree.name(path)} {leaf.shape}" for path, leaf in _leaves(host)),
-            "an array of booleans (rows, places), true at padding, or {'tokens': tokens == 0}.",
-        )
-    return PaddingReport(changes)
+    return PaddingReport(changes, isinstance(padding, dict | list | tuple))
 
 
 def _dropouts(model: keras.Model) -> Iterator[tuple[keras.Layer, str]]:
@@ -118,33 +122,36 @@ def _dropouts(model: keras.Model) -> Iterator[tuple[keras.Layer, str]]:
                     yield layer, name
 
 
-@dataclass(frozen=True)
-class _Mask:
-    """The padded places of a leaf, and whether the user named the leaf."""
-
-    places: np.ndarray
-    is_named: bool
-
-
-def _masks(host: Tree, padding: Tree) -> dict[tuple, _Mask]:
-    """Return the masks of leaves by their paths.
+def _masks(host: Tree, padding: Tree) -> dict[tuple, np.ndarray]:
+    """Return the padded places of leaves, by their paths.
 
     Raises:
-        BatchError: a mask fits no leaf.
+        BatchError: a mask fits no leaf, or has no place.
     """
-    if isinstance(padding, np.ndarray) or not isinstance(padding, dict | list | tuple):
-        places = np.asarray(padding)
-        return {path: _Mask(places, False) for path, leaf in _leaves(host) if _fits(places, leaf)}
-    masks = {path: _Mask(np.asarray(places), True) for path, places in _leaves(padding)}
     known = dict(_leaves(host))
-    for path, mask in masks.items():
-        if path not in known or not _fits(mask.places, known[path]):
-            must = "A mask of padding must be of booleans, with the first axes of its leaf."
-            received = f"{mask.places.dtype} {mask.places.shape} for {tree.name(path)}"
-            if path in known:
-                received += f" of shape {known[path].shape}"
-            raise BatchError(message(must, received, "padding={'tokens': tokens == 0}."))
+    if isinstance(padding, dict | list | tuple):
+        masks = {path: np.asarray(places) for path, places in _leaves(padding)}
+        for path, places in masks.items():
+            if path not in known or not _fits(places, known[path]):
+                raise _misfit(places, f"for {tree.name(path)}", host)
+    else:
+        places = np.asarray(padding)
+        masks = {path: places for path, leaf in known.items() if _fits(places, leaf)}
+        if not masks:
+            raise _misfit(places, "for any leaf", host)
+    if not any(places.any() for places in masks.values()):
+        must = "Some place of the batch must be padded."
+        raise BatchError(message(must, "a mask without one", "padding=tokens == 0."))
     return masks
+
+
+def _misfit(places: np.ndarray, whose: str, host: Tree) -> BatchError:
+    must = "A mask of padding must be of booleans, with the first axes of its leaf."
+    leaves = ", ".join(f"{tree.name(path)} {leaf.shape}" for path, leaf in _leaves(host))
+    attempt = "tokens == 0; or such masks, nested as the batch is, for the leaves that are padded."
+    return BatchError(
+        message(must, f"{places.dtype} {places.shape} {whose} of a batch of {leaves}", attempt)
+    )
 
 
 def _leaves(nest: Tree) -> Iterator[tuple[tuple, Any]]:
@@ -155,33 +162,28 @@ def _fits(places: np.ndarray, leaf: np.ndarray) -> bool:
     return places.dtype == bool and places.ndim > 0 and leaf.shape[: places.ndim] == places.shape
 
 
-def _changes(trained: "_Trained", host: Tree, masks: dict[tuple, _Mask]) -> Iterator[PaddingChange]:
+def _changes(
+    trained: "_Trained", host: Tree, masks: dict[tuple, np.ndarray]
+) -> Iterator[PaddingChange]:
     draw = np.random.default_rng(0)
-    stated = [mask.places for mask in masks.values()]
-    stated += [~places for places in stated]
-    for path, leaf in _leaves(host):
-        mask = masks.get(path)
-        if mask is None or not mask.places.any():
+    known = dict(_leaves(host))
+    for path, places in masks.items():
+        leaf = known[path]
+        is_mask = any(np.array_equal(leaf, m) or np.array_equal(leaf, ~m) for m in masks.values())
+        if is_mask or not places.any():
             continue
-        is_mask = any(np.array_equal(leaf, places) for places in stated)
-        if is_mask and not mask.is_named:
-            continue
-        what = f"other values at {int(mask.places.sum())} padded places of {tree.name(path)}"
-        if not mask.is_named and _is_marked(leaf, mask.places):
+        what = f"other values at {int(places.sum())} padded places of {tree.name(path)}"
+        if _has_one_value(leaf[places]):
             yield PaddingChange(what, Effect.MARKS)
             continue
-        others = [_with(host, path, _others(leaf, mask.places, draw)) for _ in range(_TRIES)]
+        others = [_with(host, {path: _others(leaf, places, draw)}) for _ in range(_TRIES)]
         yield trained.changed(what, others)
     for side in Side:
-        places = [mask.places for mask in masks.values() if side.pads(mask.places)]
-        if places and trained.draws:
-            yield PaddingChange(f"more padded places at the {side.value}", Effect.DRAWS)
-        elif places:
-            num = max(1, places[0].shape[1] // 4)
-            longer = _longer(host, places[0], side, num, draw)
-            yield trained.changed(
-                f"{num} more padded place{'s' * (num != 1)} at the {side.value}", [longer]
-            )
+        padded = {path: places for path, places in masks.items() if side.pads(places)}
+        if padded:
+            num = max(1, min(places.shape[1] for places in padded.values()) // 4)
+            what = f"{num} more padded place{'s' * (num != 1)} at the {side.value}"
+            yield trained.longer(what, partial(_longer, host, padded, side, num, draw))
 
 
 class Side(Enum):
@@ -199,44 +201,39 @@ class Side(Enum):
 
 
 def _longer(
-    host: Tree, places: np.ndarray, side: Side, num: int, draw: np.random.Generator
+    host: Tree,
+    padded: dict[tuple, np.ndarray],
+    side: Side,
+    num: int,
+    draw: np.random.Generator,
 ) -> Tree:
-    """Return the batch with more padding: values of padded places, in all leaves with such axes."""
-
-    def padded(leaf: np.ndarray) -> np.ndarray:
-        if leaf.shape[:2] != places.shape:
-            return leaf
+    """Return the batch with more padding in these leaves: values of their padded places."""
+    known = dict(_leaves(host))
+    longer = {}
+    for path, places in padded.items():
+        leaf = known[path]
         pool = leaf[places]
         more = pool[draw.integers(len(pool), size=(len(leaf), num))]
-        return np.concatenate([more, leaf] if side is Side.BEGIN else [leaf, more], axis=1)
+        longer[path] = np.concatenate([more, leaf] if side is Side.BEGIN else [leaf, more], axis=1)
+    return _with(host, longer)
 
-    return tree.map_leaves(padded, host)
 
-
-def _is_marked(leaf: np.ndarray, places: np.ndarray) -> bool:
-    values = leaf[places]
-    first = values.reshape(-1)[0]
-    return bool(np.all(values == first)) and not np.any(leaf[~places] == first)
+def _has_one_value(values: np.ndarray) -> bool:
+    return bool(np.all(values == values.reshape(-1)[0]))
 
 
 def _others(leaf: np.ndarray, places: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Return the leaf with other values at the padded places, of its other places if there are
-    some.
-    """
+    """Return the leaf with values of other places, if there are some, at the padded ones."""
     changed = leaf.copy()
-    pool = leaf[~places] if not places.all() else leaf[places]
-    chosen = pool[draw.integers(len(pool), size=int(places.sum()))]
-    if leaf.dtype.kind == "f":
-        chosen = 3 * chosen + np.asarray(draw.normal(size=chosen.shape), leaf.dtype)
-    elif leaf.dtype.kind == "b":
-        chosen = ~leaf[places]
-    changed[places] = chosen
+    pool = leaf if places.all() else leaf[~places]
+    pool = pool.reshape(-1, *leaf.shape[places.ndim :])
+    changed[places] = pool[draw.integers(len(pool), size=int(places.sum()))]
     return changed
 
 
-def _with(host: Tree, path: tuple, leaf: np.ndarray) -> Tree:
-    """Return the batch with another leaf."""
-    leaves = [leaf if at == path else each for at, each in keras.tree.flatten_with_path(host)]
+def _with(host: Tree, others: dict[tuple, np.ndarray]) -> Tree:
+    """Return the batch with other leaves, by their paths."""
+    leaves = [others.get(path, leaf) for path, leaf in keras.tree.flatten_with_path(host)]
     return keras.tree.pack_sequence_as(host, leaves)
 
 
@@ -275,7 +272,7 @@ class _Trained:
             raise invalid(
                 "The update must move the weights.",
                 "an update of length 0",
-                "pass a batch from which the model learns.",
+                "let a layer train, or pass a batch from which the model learns.",
             )
 
     def changed(self, what: str, batches: Iterable[Tree]) -> PaddingChange:
@@ -286,19 +283,26 @@ class _Trained:
                 after = self._after(batch)
             except NonFiniteError:
                 after = [np.full_like(base, np.nan) for base in self._base]
-            except Exception as error:  # of the user's model
-                return PaddingChange(what, Effect.REFUSED, error=_first_line(error))
             for variable, base, other in zip(self._watched, self._base, after, strict=True):
                 distance = _norm([other - base]) / self._length
                 if not distance <= self._rounding:  # or it is not finite
                     moves[variable.path] = max(distance, moves.get(variable.path, 0.0))
         return PaddingChange(what, Effect.ENTERS if moves else Effect.NONE, moves)
 
-    @property
-    def draws(self) -> bool:
-        """Whether the update draws random numbers."""
+    def longer(self, what: str, longer: Callable[[], Tree]) -> PaddingChange:
+        """Return the effect of a longer batch, which the model may refuse."""
         programs = self._executor.planner.programs.values()
-        return any(program.forward.facts.draws for program in programs)
+        if any(program.forward.facts.draws for program in programs):
+            return PaddingChange(what, Effect.DRAWS)
+        batch = longer()
+        try:
+            self._after(batch)
+        except NonFiniteError:
+            error = "its update is not finite: a table of positions may end before"
+            return PaddingChange(what, Effect.REFUSED, error=error)
+        except Exception as error:  # of the user's model
+            return PaddingChange(what, Effect.REFUSED, error=_brief(error))
+        return self.changed(what, [batch])
 
     def restore(self) -> None:
         """Assign the values from before to all variables."""
@@ -312,8 +316,10 @@ class _Trained:
         return [np.array(keras.ops.convert_to_numpy(v)) for v in self._watched]
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:160]
+def _brief(error: Exception) -> str:
+    """Return the first line of an error that is no heading, without its advice."""
+    lines = [line for line in str(error).splitlines() if line and not line.endswith(":")]
+    return next(iter(lines), type(error).__name__).split(" Try:")[0][:160]
 
 
 def _norm(values: Values) -> float:

@@ -49,6 +49,7 @@ from wholestep.model import (
     leave_rows_out,
     open_columns,
 )
+from wholestep.nonfinite import RAISE
 from wholestep.program import Options
 from wholestep.run import Run, groups_of
 from wholestep.safety import uninterrupted
@@ -103,7 +104,7 @@ class Setup:
         if objective is None:
             size = options.microbatch_size
             replicas = options.replicas
-            log = [*options.log]
+            log = [name.value for name in options.log]
             check_choices(
                 model, microbatch_size=size, replicas=replicas, metrics=self._metrics, log=log
             )
@@ -246,8 +247,9 @@ class Setup:
         The caller restores the variables.
         """
         self.settle()
+        options = self.options._replace(on_nonfinite=RAISE, log=())
         with scope(self.model):
-            optimizer = None if self.steps.trains else keras.optimizers.SGD(1.0)
+            optimizer = None if self.steps.trains else keras.optimizers.SGD(1.0, name="trial")
         try:
             yield Setup(
                 self.model,
@@ -255,7 +257,7 @@ class Setup:
                 optimizer,
                 self._metrics,
                 self.seed,
-                self.options,
+                options,
                 Run(),
             )
         finally:

@@ -300,16 +300,16 @@ class Trainer(OnBatch):
         Args:
             batch: as for `update`.
             padding: the padded places: an array of booleans of shape (rows, places), for all leaves
-                with these axes; or a nest of them for the leaves to change, `{"tokens": tokens ==
-                0}`. Not named, a leaf keeps its values if it is the mask, or if the value of its
-                padding occurs at no other place: the model may know padding by it.
+                with these axes; or such arrays nested as the batch is, for all leaves that are
+                padded. A leaf whose padding has one value keeps it, as the model may know
+                padding by it; such a batch is made longer only.
 
         Returns:
             A report: `is_right`, and a line for each leaf when it is printed.
 
         Raises:
-            BatchError: a mask does not fit its leaf.
-            SpecificationError: no place of the batch is padded; the update moves no weight.
+            BatchError: a mask does not fit its leaf; no place of the batch is padded.
+            SpecificationError: the update moves no weight.
             NonFiniteError: an update is not finite.
 
         >>> import keras, numpy as np, wholestep as ws
@@ -345,11 +345,10 @@ class Trainer(OnBatch):
         means, weighted by their rows, which differs under masks, `ignore_class` and
         `reduction="mean_with_sample_weight"`, unless all rows are in one batch.
         """
+        size = arguments.count_or_none("batch_size", batch_size)
         steps = arguments.count_or_none("steps", steps)
         with self._guard:
-            batches = self._setup.batches(
-                "evaluate", FitData(classify(x), y, sample_weight, batch_size)
-            )
+            batches = self._setup.batches("evaluate", FitData(classify(x), y, sample_weight, size))
             executor = self._setup.executor_for(batches.example, EVALUATION)
             steps = arguments.limit_steps(steps, batches.num_batches)
             watch = self._setup.watch(
@@ -380,9 +379,10 @@ class Trainer(OnBatch):
         """Return the model's outputs for all rows as numpy arrays, as `keras.Model.predict`
         does.
         """
+        size = arguments.count_or_none("batch_size", batch_size)
         steps = arguments.count_or_none("steps", steps)
         with self._guard:
-            batches, are_whole = self._setup.inputs(classify(x), batch_size)
+            batches, are_whole = self._setup.inputs(classify(x), size)
             call = PREDICTION._replace(are_whole=are_whole)
             executor = self._setup.executor_for(batches.example, call)
             steps = arguments.limit_steps(steps, batches.num_batches)

@@ -1,5 +1,7 @@
 """Batches that grow: each epoch uses each row once, and every way of training computes the same."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ SIZES = [(0, 3), (8, 5), (14, 20)]
 SCHEDULES = {
     "list": SIZES,
     "update": lambda update: 3 if update < 8 else 5 if update < 14 else 20,
-    "epoch": lambda epoch: 4 * (epoch + 1),
+    "epoch": partial(lambda epoch, by: by * (epoch + 1), by=4),
 }
 
 
@@ -217,7 +219,9 @@ def test_a_run_does_not_go_on_in_batches_of_other_sizes(other, tmp_path):
         ([(1, 8)], "the first at update 0"),
         ([(0, 8), (0, 9)], "in the order of the updates"),
         ([(0, 8), (9, 0)], "pairs"),
-        (lambda rows: 8, r"a function of \(rows\)"),
+        (int, r"Received: .*int.* of \(\)"),
+        ({0: 4, 10: 8}, "pairs"),
+        (lambda rows: 8, r"of \(rows\)"),
         (lambda update: 0, "batch_size must be a whole number of at least 1. Received: 0"),
         (lambda epoch: 2.5, r"batch_size must be .* Received: 2.5.*lambda epoch"),
     ],
@@ -230,6 +234,12 @@ def test_what_is_no_schedule_is_refused(batch_size, text):
 def test_rows_permuted_within_their_batch_need_batches_of_one_size():
     with pytest.raises(ws.SpecificationError, match="needs batches of one size"):
         ws.Batches((X, Y), SIZES, shuffle="batch")
+
+
+@pytest.mark.parametrize("call", ["evaluate", "predict"])
+def test_only_training_grows(call):
+    with pytest.raises(ws.SpecificationError, match="batch_size must be a whole number"):
+        getattr(ws.Trainer(model()), call)(X, batch_size=SIZES)
 
 
 def test_an_epoch_of_some_steps_has_no_place_in_batches_that_grow():

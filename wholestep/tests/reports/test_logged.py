@@ -266,10 +266,21 @@ def test_a_run_goes_on_with_other_numbers_to_log(tmp_path):
 # ---- what is refused ----
 
 
-@pytest.mark.parametrize("log", [["gradient"], "norm", 3, ["gradient_norm", None]])
+@pytest.mark.parametrize("log", [["gradient"], "norm", 3, ["gradient_norm", None], iter(["norm"])])
 def test_a_number_that_is_not_known_is_refused(log):
     with pytest.raises(ws.SpecificationError, match="log must hold names among gradient_norm"):
         ws.Trainer(model(), log=log)
+
+
+def test_several_optimizers_have_no_rate_of_all():
+    both = keras.optimizers.MultiOptimizer(
+        lambda v: keras.optimizers.SGD(0.1 if v.path.endswith("bias") else 0.5)
+    )
+    tells, _ = told(model(optimizer=both), X, Y, log=["gradient_norm", "update_norm"], epochs=1)
+    assert tells.of("update_norm") == pytest.approx(tells.moves(), rel=1e-4)
+    trainer = ws.Trainer(model(optimizer=both), log=["learning_rate"])
+    with pytest.raises(ws.SpecificationError, match="One optimizer must train all weights"):
+        trainer.update((X, Y))
 
 
 def test_a_term_of_the_same_name_is_refused():

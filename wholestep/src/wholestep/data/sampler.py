@@ -78,13 +78,8 @@ class GrowingSize(_RowBatches):
 
     size: SizeSchedule
     has_short_batch: ClassVar[bool] = True
-    # the first update of each epoch so far, and its runs
-    _epochs: list[tuple[int, list[Run]]] = field(default_factory=list, compare=False)
-
-    @property
-    def num_batches(self) -> int:
-        """The number of batches in the first epoch."""
-        return self.num_batches_in(0)
+    # by the epochs so far: its first update, and its runs
+    _epochs: dict[int, tuple[int, list[Run]]] = field(default_factory=dict, compare=False)
 
     def num_batches_in(self, epoch: int) -> int:
         """Return the number of batches in an epoch."""
@@ -97,12 +92,14 @@ class GrowingSize(_RowBatches):
         return runs[bisect_right(runs, step, key=lambda run: run.first) - 1]
 
     def _runs(self, epoch: int) -> list[Run]:
-        epochs = self._epochs
-        while len(epochs) <= epoch:
-            number = len(epochs)
-            first = epochs[-1][0] + self.num_batches_in(number - 1) if epochs else 0
-            epochs.append((first, list(runs_of(self.size, self.order.num_rows, number, first))))
-        return epochs[epoch][1]
+        known = self._epochs
+        first = 0
+        for number in range(len(known), epoch + 1):
+            if number:
+                before, runs = known[number - 1]
+                first = before + runs[-1].first + runs[-1].num
+            known[number] = first, list(runs_of(self.size, self.order.num_rows, number, first))
+        return known[epoch][1]
 
 
 Sampler = FixedSize | GrowingSize | Buckets | Packs | IndexedBatches | BatchStream

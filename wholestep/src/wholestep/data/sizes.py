@@ -86,14 +86,14 @@ def size_schedule(batch_size: object) -> SizeSchedule | None:
         SpecificationError: a function of something else, or changes that are not in order.
     """
     if callable(batch_size):
-        names = list(signature(batch_size).parameters)
+        names = _arguments(batch_size)
         if names not in (["update"], ["epoch"]):
             must = "batch_size as a function must take one argument, named update or epoch."
-            received = f"a function of ({', '.join(names)})"
+            received = f"{shown(batch_size)} of ({', '.join(names)})"
             attempt = "lambda update: 64 if update < 1000 else 256."
             raise SpecificationError(message(must, received, attempt))
         return SizeFunction(batch_size, names[0])
-    if not isinstance(batch_size, list | tuple):
+    if not isinstance(batch_size, list | tuple | dict):
         return None
     changes = [_change(change) for change in batch_size]
     updates = [-1 if change is None else change[0] for change in changes]
@@ -104,6 +104,15 @@ def size_schedule(batch_size: object) -> SizeSchedule | None:
         )
         raise SpecificationError(message(must, shown(batch_size), _EXAMPLE))
     return SizeSteps(tuple(change for change in changes if change is not None))
+
+
+def _arguments(function: Callable) -> list[str]:
+    """Return the names of a function's arguments without a default."""
+    try:
+        parameters = signature(function).parameters.values()
+    except ValueError:  # of a class such as int
+        return []
+    return [each.name for each in parameters if each.default is each.empty]
 
 
 def first_size(batch_size: BatchSize) -> int | None:

@@ -22,7 +22,6 @@ from wholestep.processes import Processes
 from wholestep.tree import HUGE, Copies, Tensor, Tree, address, aligned_copy, leaves, map_leaves
 
 _INT32 = np.iinfo(np.int32)
-_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 
 class MeshLayout:
@@ -278,12 +277,10 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> JaxR
 
 def make_deterministic() -> bool:
     """Let operations on a GPU repeat to the bit; False if JAX has read XLA's flags already."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _DETERMINISTIC in flags.split():
-        return True
     if has_backends():
         return False
-    os.environ["XLA_FLAGS"] = f"{flags} {_DETERMINISTIC}".strip()
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    os.environ["XLA_FLAGS"] = " ".join([*flags, "--xla_gpu_deterministic_ops=true"])
     return True
 
 

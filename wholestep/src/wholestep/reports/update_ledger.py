@@ -19,7 +19,7 @@ from wholestep.embeddings.rows import Lookups
 from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, message, warn
 from wholestep.model import Forward
-from wholestep.nonfinite import RAISE, Skip
+from wholestep.nonfinite import Skip
 from wholestep.reports.report import Report
 from wholestep.run import Run
 from wholestep.state import State, Values, Variables
@@ -53,7 +53,7 @@ class UpdateLedger:
         self._engine = engine
         self._optimizer = optimizer
         self._explain = explain
-        self._skips = on_nonfinite != RAISE
+        self._skips = not on_nonfinite.raises
         self._ends = on_nonfinite.has_bound
         self._has_warned = False
         self._scales_loss = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -317,10 +317,7 @@ class _Cause(NamedTuple):
 
     reasons: list[str]
     rows: set[int]
-    attempt: str = (
-        "look at these rows, lower the learning rate, clip gradients, or pass "
-        'Trainer(on_nonfinite="skip").'
-    )
+    attempt: str = "look at these rows, lower the learning rate, clip gradients, or {way_out}."
 
 
 def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteError:
@@ -353,7 +350,7 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
         f"Update {number} must have a finite loss and gradient{update.on_nonfinite.reached}. It "
         f"was not applied; the weights are those after update {number - 1}.",
         "; ".join(cause.reasons),
-        cause.attempt,
+        cause.attempt.format(way_out=update.on_nonfinite.way_out),
     )
     return NonFiniteError(text, number, tuple(_row_numbers(names, sorted(cause.rows))))
 
