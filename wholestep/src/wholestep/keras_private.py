@@ -113,6 +113,9 @@ HELD_BY_LAYER = attrgetter(
 )
 IS_TRAINABLE = attrgetter("_trainable")
 
+# the modules of Keras' losses: without it, an error about labels is Keras' own
+LOSSES = "keras.src.losses"
+
 # ---- optimizers ----
 
 learning_rate = _wanted("_learning_rate", "whether the rate is a schedule")

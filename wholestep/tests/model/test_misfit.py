@@ -87,6 +87,45 @@ def test_weights_that_no_place_of_the_labels_has(weight):
     assert "beside labels of shape (rows, 2)" in words
 
 
+CLASSES = np.array([0, 2, 1, 3, 0])
+ONE_HOT = np.eye(4, dtype="float32")[CLASSES]
+
+
+@pytest.mark.own
+@pytest.mark.parametrize(
+    ("loss", "labels", "attempt"),
+    [
+        (
+            "categorical_crossentropy",
+            CLASSES,
+            "'sparse_categorical_crossentropy' for class numbers",
+        ),
+        ("categorical_crossentropy", CLASSES[:, None], r"or keras.ops.one_hot\(y, 4\)"),
+        ("categorical_focal_crossentropy", CLASSES, r"Try: keras.ops.one_hot\(y, 4\)"),
+        ("sparse_categorical_crossentropy", ONE_HOT, "'categorical_crossentropy' for one-hot"),
+        ("binary_crossentropy", ONE_HOT[:, :3], "as many units as labels"),
+    ],
+)
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_labels_of_another_loss_are_answered_with_the_loss_that_they_fit(
+    loss, labels, attempt, call
+):
+    classifier = keras.Sequential([keras.Input((3,)), L.Dense(4, "softmax")])
+    classifier.compile("sgd", loss)
+    with pytest.raises(BatchError, match=f"The loss '{loss}' takes .*{attempt}") as caught:
+        getattr(ws.Trainer(classifier), call)(ROWS, labels, verbose=0)
+    assert "labels of shape (rows" in str(caught.value)
+
+
+def test_an_error_of_a_loss_whose_labels_fit_stays_as_it_is():
+    def failing(y_true, y_pred):
+        raise ValueError("the user's own")
+
+    made = one_input(loss=failing)
+    with pytest.raises(ValueError, match="the user's own"):
+        ws.Trainer(made).fit(ROWS, LABELS, verbose=0)
+
+
 class Named(keras.Model):
     def __init__(self):
         super().__init__()

@@ -12,6 +12,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.data import NUMBER_CLASSES, Batch
 from wholestep.errors import BatchError, SpecificationError, WholestepError, message
+from wholestep.keras_private import LOSSES
 from wholestep.model.compiled import is_overridden, layers, unpack, without_labels
 from wholestep.model.losses import CompiledObjective, axes_to_compare, text_of_shape
 from wholestep.model.objective import Objective
@@ -61,6 +62,7 @@ def explained(
             or _of_inputs(model, x, str(error))
             or _of_keys(x, error)
             or _of_missing(y)
+            or _of_labels(error)
             or _of_weights(y, weight, str(error))
         )
         if explanation is not None:
@@ -185,6 +187,38 @@ def _of_missing(y: Tree) -> str | None:
     must = "Every output with a loss needs labels."
     attempt = "pass them, or compile that output with the loss None."
     return message(must, f"None for {', '.join(missing)}", attempt)
+
+
+def _of_labels(error: BaseException) -> str | None:
+    """Name the loss of Keras that the labels do not fit, and the one that they may fit."""
+    calls = [
+        (frame.f_code.co_name, frame.f_locals["y_true"], frame.f_locals["y_pred"])
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").startswith(LOSSES)
+        and {"y_true", "y_pred"} <= frame.f_locals.keys()
+    ]
+    if not calls:
+        return None
+    name = calls[-1][0]
+    labels, outputs = (tuple(getattr(value, "shape", ())) for value in calls[0][1:])
+    received = f"labels of shape {text_of_shape(labels)}, outputs of shape {text_of_shape(outputs)}"
+    if name.startswith("sparse_"):
+        if len(labels) < len(outputs) or labels[-1] == 1:
+            return None
+        must = f"The loss {name!r} takes class numbers, without an axis of the classes."
+        attempt = (
+            f"{name.removeprefix('sparse_')!r} for one-hot labels, or keras.ops.argmax(y, -1)."
+        )
+        return message(must, received, attempt)
+    if labels[1:] == outputs[1:]:
+        return None
+    must = f"The loss {name!r} takes labels of the output's shape, {text_of_shape(outputs)}."
+    attempt = "pass labels of the output's shape, or give the last layer as many units as labels."
+    if name.startswith("categorical_") and (len(labels) < len(outputs) or labels[-1] == 1):
+        attempt = f"keras.ops.one_hot(y, {outputs[-1]}) of class numbers."
+        if name == "categorical_crossentropy":
+            attempt = f"'sparse_{name}' for class numbers, or {attempt}"
+    return message(must, received, attempt)
 
 
 def _of_weights(y: Tree, weight: Tree, words: str) -> str | None:
