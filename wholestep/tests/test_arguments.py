@@ -439,12 +439,12 @@ CALLS = {
     "Batches": (lambda: ws.Batches(X, Y), r"Batches\(\(x, y\), batch_size=32\)"),
     "update": (
         lambda: ws.Trainer(model()).update(X, Y),
-        r"one batch, a tuple .* Received: Trainer.update\(ndarray, ndarray\). Try: update\(\(x, "
+        r"one batch, a tuple .* Received: update\(ndarray, ndarray\). Try: update\(\(x, "
         r"y\)\)",
     ),
     "update by name": (
         lambda: ws.Trainer(model()).update(x=X, y=Y),
-        r"Received: Trainer.update\(x=..., y=...\)",
+        r"Received: update\(x=..., y=...\)",
     ),
     "fit": (lambda: ws.Trainer(model()).fit([(X[:4], Y[:4])] * 9, verbose=0), "Batches"),
 }

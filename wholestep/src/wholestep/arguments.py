@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from inspect import signature
 from operator import itemgetter
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from wholestep.data import (
     without_none,
 )
 from wholestep.errors import BatchError, invalid, message, shown, warn
-from wholestep.keras_private import trainable_variables
+from wholestep.keras_private import compile_loss, struct_of, trainable_variables, user_argument
 from wholestep.logged import Logged
 from wholestep.model import Objective, layers, values_for_tensors
 from wholestep.nonfinite import RAISE, Skip
@@ -40,16 +41,29 @@ def check_model(model: object, objective: object) -> None:
             type(model).__name__,
             "wrap the layers in keras.Sequential or keras.Model.",
         )
-    if objective is not None and not isinstance(objective, Objective):
+    if objective is None:
+        return
+    if not isinstance(objective, Objective):
+        attempt = "subclass it and write __call__."
+        if isinstance(objective, type):
+            attempt = f"an object of this class, {objective.__name__}()."
+        elif isinstance(objective, str | keras.losses.Loss) or callable(objective):
+            attempt = "model.compile(optimizer, loss) for a loss of Keras, then Trainer(model)."
+        raise invalid("objective must be a wholestep.Objective.", shown(objective), attempt)
+    try:
+        signature(objective.__call__).bind(model, {}, True)
+    except TypeError as error:
         raise invalid(
-            "objective must be a wholestep.Objective.",
-            type(objective).__name__,
-            "subclass it and write __call__.",
-        )
+            "An objective must take (model, batch, training).",
+            f"{type(objective).__name__}.__call__{signature(objective.__call__)}",
+            "def __call__(self, model, batch, training).",
+        ) from error
 
 
 def check_compiled(model: keras.Model, objective: Objective | None) -> None:
-    """Refuse to train or evaluate a model without a loss; prediction needs none."""
+    """Refuse to train or evaluate a model without a loss, or with losses of outputs that it does
+    not have; prediction needs none.
+    """
     if objective is None and not model.compiled:
         raise invalid(
             "To train and to evaluate, a trainer needs a compiled model or an objective.",
@@ -57,6 +71,23 @@ def check_compiled(model: keras.Model, objective: Objective | None) -> None:
             "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), "
             "optimizer=...).",
         )
+    if objective is None:
+        _check_loss_names(model)
+
+
+def _check_loss_names(model: keras.Model) -> None:
+    losses = user_argument(compile_loss(model), "loss")
+    if not isinstance(losses, dict):
+        return
+    must = "The losses must be those of the model's outputs, by name."
+    received = f"losses of {', '.join(map(repr, losses))}"
+    if isinstance(model, keras.Sequential):
+        raise invalid(must, received, "the loss alone, as a Sequential model has one output.")
+    outputs = struct_of(model, "output")
+    known = [*getattr(model, "output_names", ()), *(outputs if isinstance(outputs, dict) else ())]
+    if known and not losses.keys() <= {*known}:
+        names = ", ".join(map(repr, dict.fromkeys(known)))
+        raise invalid(must, received, f"the names {names}.")
 
 
 def options(

@@ -22,7 +22,7 @@ from wholestep.checkpoints import (
     state_of,
 )
 from wholestep.engines import Engine
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import SpecificationError, invalid, message
 from wholestep.keras_private import flush_futures, is_default_hook, should_trace
 from wholestep.processes import Processes
 from wholestep.reports.compile_notices import ProgbarLogger, can_replace_lines
@@ -315,7 +315,14 @@ def _each(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
     """Return the callbacks of a call, in their order."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks.callbacks
-    return keras.tree.flatten(callbacks or [])
+    each = keras.tree.flatten(callbacks or [])
+    for callback in each:
+        if isinstance(callback, type):
+            attempt = f"an object of it, {callback.__name__}(...)."
+            raise invalid(
+                "A callback must be an object.", f"the class {callback.__name__}", attempt
+            )
+    return each
 
 
 def _list_of(

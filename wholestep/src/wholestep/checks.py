@@ -2,6 +2,7 @@
 
 import numbers
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
 from typing import ParamSpec, TypeGuard, TypeVar
@@ -10,6 +11,7 @@ from wholestep.errors import invalid, message, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -36,8 +38,14 @@ def count(name: str, value: object, attempt: str, *, least: int = 1, otherwise: 
     raise invalid(must, shown(value), attempt)
 
 
-def takes(must: str, attempt: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Explain the TypeError of a call that passes a method other arguments than it takes."""
+def takes(must: str = "", attempt: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Explain the TypeError of a call that passes a method other arguments than it takes.
+
+    An unknown name is answered with the nearest one.
+
+    Args:
+        must, attempt: of the error about other wrong arguments; "" leaves it to Python.
+    """
 
     def around(method: Callable[P, R]) -> Callable[P, R]:
         @wraps(method)
@@ -48,14 +56,38 @@ def takes(must: str, attempt: str) -> Callable[[Callable[P, R]], Callable[P, R]]
                 # raised by the method
                 if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                     raise
-                unknown = [name for name in kwargs if name not in signature(method).parameters]
-                first = f"{method.__name__} has no argument {unknown[0]!r}." if unknown else must
-                received = [type(value).__name__ for value in args[1:]]
-                received += [f"{name}=..." for name in kwargs]
-                name = method.__qualname__.removesuffix(".__init__")
-                text = message(first, f"{name}({', '.join(received)})", attempt)
+                text = _explained(method, args[1:], list(map(str, kwargs)), must, attempt)
+                if not text:
+                    raise
                 raise TypeError(text) from error
 
         return call
 
     return around
+
+
+def made_with(must: str, attempt: str) -> Callable[[type[T]], type[T]]:
+    """Explain wrong arguments of a class whose `__init__` Python writes; see `takes`."""
+
+    def around(made: type[T]) -> type[T]:
+        init = "__init__"
+        setattr(made, init, takes(must, attempt)(getattr(made, init)))
+        return made
+
+    return around
+
+
+def _explained(
+    method: Callable, values: tuple, names: list[str], must: str, attempt: str
+) -> str | None:
+    """Return the error of a call with these arguments; None if there is nothing to say."""
+    known = [name for name in signature(method).parameters if name != "self"]
+    owner, _, own = method.__qualname__.rpartition(".")
+    call = owner if own == "__init__" else own
+    received = [type(value).__name__ for value in values] + [f"{name}=..." for name in names]
+    unknown = [name for name in names if name not in known]
+    nearest = get_close_matches(unknown[0], known, n=1) if unknown else []
+    if nearest or (unknown and not must):
+        must = f"{call} has no argument {unknown[0]!r}."
+        attempt = f"{nearest[0]}." if nearest else f"one of {', '.join(known)}."
+    return message(must, f"{call}({', '.join(received)})", attempt) if must else None

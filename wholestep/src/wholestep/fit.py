@@ -17,6 +17,7 @@ from wholestep.errors import BatchError, message, warn
 from wholestep.evaluation import EvalOptions, Pass
 from wholestep.executor import Executor
 from wholestep.keras_private import initial_epoch
+from wholestep.model import check_fits
 from wholestep.run import Run
 from wholestep.setup import FitData, Setup
 from wholestep.tree import Tree
@@ -198,6 +199,8 @@ class Validating:
         self._batches = replayable(
             setup.validation_batches(classify(asked.data), asked.batch_size, batch_size)
         )
+        if setup.objective is None and not setup.steps.tests and self._batches.arrays is not None:
+            check_fits(setup.model, self._batches.example(), "validation_data")
         self._steps = arguments.limit_steps(asked.steps, self._batches.num_batches)
         self._open: tuple[Executor, Pass] | None = None
 

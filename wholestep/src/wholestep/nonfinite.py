@@ -1,12 +1,12 @@
 """Updates that are not finite are not applied: the first ends the run, or some are skipped."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 from keras import ops
 
-from wholestep.checks import count
+from wholestep.checks import count, made_with
 from wholestep.state import Failures, State
 from wholestep.tree import Tensor
 
@@ -14,6 +14,7 @@ from wholestep.tree import Tensor
 IS_APPLIED, IS_SKIPPED, ENDS = 1, 0, -1
 
 
+@made_with("Skip takes its bounds by name.", "Skip(in_a_row=5, in_epoch=100).")
 @dataclass(frozen=True)
 class Skip:
     """Skips updates whose loss, gradient or moving statistics are not finite, up to a bound.
@@ -34,6 +35,7 @@ class Skip:
     Skip(in_a_row=3)
     """
 
+    _: KW_ONLY
     in_a_row: int | None = None
     in_epoch: int | None = None
 

@@ -81,6 +81,7 @@ class Trainer(OnBatch):
     ['loss']
     """
 
+    @takes()
     def __init__(
         self,
         model: keras.Model,
@@ -125,6 +126,13 @@ class Trainer(OnBatch):
             "begun>"
         )
 
+    def __getattr__(self, name: str) -> Never:
+        """Say where a method of `keras.Model` is."""
+        words = f"A Trainer has no {name!r}."
+        if hasattr(keras.Model, name):
+            words += f" It is the model's: trainer.model.{name}."
+        raise AttributeError(words, name=name, obj=self)
+
     @property
     def executor(self) -> Executor | None:
         """The compiled programs of the current model; None before the first call that needs
@@ -134,6 +142,7 @@ class Trainer(OnBatch):
 
     # ---- training ----
 
+    @takes()
     def fit(
         self,
         x: Tree = None,
@@ -289,6 +298,7 @@ class Trainer(OnBatch):
             host = self._setup.single_batch(batch, "fit")
             return run_update(self._setup.executor_to_update(lambda: host), self.run, host)
 
+    @takes()
     def check_padding(self, batch: Tree, padding: Tree) -> PaddingReport:
         """Report whether the padding of a batch enters an update.
 
@@ -327,6 +337,7 @@ class Trainer(OnBatch):
 
     # ---- without an update ----
 
+    @takes()
     def evaluate(
         self,
         x: Tree = None,
@@ -368,6 +379,7 @@ class Trainer(OnBatch):
             with executor.notices(verbose=0):
                 return executor.evaluate_single(host)
 
+    @takes()
     def predict(
         self,
         x: Tree,
@@ -397,6 +409,7 @@ class Trainer(OnBatch):
 
     # ---- checkpoints ----
 
+    @takes()
     def save(self, path: str | os.PathLike) -> Path | str:
         """Write and verify a checkpoint of the run in the folder `path`, and return the folder of
         the checkpoint.
@@ -410,6 +423,7 @@ class Trainer(OnBatch):
         with self._guard:
             return save_once(path, self.run, self.executor)
 
+    @takes()
     def restore(self, path: str | os.PathLike, *, only: str | None = None) -> None:
         """Restore the run from a checkpoint: the model has its values, and the next `fit` or
         `steps` resumes there.

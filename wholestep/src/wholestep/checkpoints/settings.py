@@ -14,13 +14,14 @@ from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest, parsed
 from wholestep.checkpoints.position import Stateful
 from wholestep.checkpoints.store import CheckpointFolder, find
-from wholestep.checks import count, is_count, is_number
+from wholestep.checks import count, is_count, is_number, made_with
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message, shown
 
 _MODES = ("auto", "min", "max")
 _WATCHED = "watched"  # an entry of a manifest
 
 
+@made_with("Checkpoints need a folder, and settings by name.", 'Checkpoints("runs/a", keep=5).')
 @dataclass(frozen=True)
 class Checkpoints:
     """Where and how often `fit` and `steps` save checkpoints, and which checkpoints are kept.

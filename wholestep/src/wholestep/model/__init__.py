@@ -27,7 +27,13 @@ from wholestep.model.coupling import (
 from wholestep.model.forward import Forward, MicrobatchSums
 from wholestep.model.graph import values_for_tensors
 from wholestep.model.losses import CompiledObjective, LossCall, check_labels, joining, unreduced
-from wholestep.model.misfit import check_labels_are_numbers, check_parts, explained, named
+from wholestep.model.misfit import (
+    check_fits,
+    check_labels_are_numbers,
+    check_parts,
+    explained,
+    named,
+)
 from wholestep.model.objective import (
     Mean,
     Objective,
@@ -64,6 +70,7 @@ __all__ = [
     "TraceFacts",
     "Whole",
     "are_same",
+    "check_fits",
     "check_labels",
     "check_labels_are_numbers",
     "check_parts",

@@ -48,7 +48,7 @@ def without_labels(model: keras.Model, batch: Tree) -> str | None:
         received = f"a dict of {', '.join(map(str, x))}, which are all inputs, without y"
     attempt = (
         "the tuple (x, y) or (x, y, sample_weight) as a batch, Batches((x, y), batch_size=32), "
-        "or fit(x, y); or compile without a loss."
+        "or fit(x, y), not fit((x, y)); or compile without a loss."
     )
     return message("A model that was compiled with a loss needs labels.", received, attempt)
 

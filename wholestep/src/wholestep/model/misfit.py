@@ -60,7 +60,7 @@ def explained(
         explanation = (
             (without_labels(model, batch) if needs_labels else None)
             or _of_inputs(model, x, str(error))
-            or _of_keys(x, error)
+            or _of_keys(x if is_compiled else batch, error, "x" if is_compiled else "The batch")
             or _of_missing(y)
             or _of_labels(error)
             or _of_weights(y, weight, str(error))
@@ -93,6 +93,17 @@ def check_parts(model: keras.Model, batch: Tree) -> None:
     """
     if missing := without_labels(model, batch):
         raise BatchError(missing)
+
+
+def check_fits(model: keras.Model, batch: Tree, whose: str) -> None:
+    """Refuse a batch of other data than those of the training that the model cannot take.
+
+    Raises:
+        BatchError: inputs do not fit the model, or labels are missing.
+    """
+    explanation = without_labels(model, batch) or _of_inputs(model, unpack(batch)[0], "")
+    if explanation is not None:
+        raise BatchError(f"In {whose}: {explanation}")
 
 
 def check_labels_are_numbers(model: keras.Model, batch: Tree) -> None:
@@ -140,6 +151,8 @@ def _is_text(leaf: Tensor) -> bool:
 def _of_inputs(model: keras.Model, x: Tree, words: str) -> str | None:
     wanted = _wanted(model)
     if x is not None and wanted and (attempt := _misfit(wanted, x)):
+        if len(wanted) == 1:
+            wanted = [(re.sub("^keras_tensor.*", "x", name), shape) for name, shape in wanted]
         return message(f"The model takes {_list(wanted)}.", _list(_given(x)), attempt)
     lines = [line for line in words.splitlines() if any(known in line for known in _MISFITS)]
     if not lines:
@@ -151,8 +164,8 @@ def _of_inputs(model: keras.Model, x: Tree, words: str) -> str | None:
     return message(must, received, "give it what it was built for.")
 
 
-def _of_keys(x: Tree, error: BaseException) -> str | None:
-    """Refuse a dict of inputs that lacks a key which the model's code reads."""
+def _of_keys(x: Tree, error: BaseException, whose: str) -> str | None:
+    """Refuse a dict of inputs that lacks a key which the user's code reads."""
     if not isinstance(x, dict):
         return None
     missing = None
@@ -163,8 +176,10 @@ def _of_keys(x: Tree, error: BaseException) -> str | None:
         cause = cause.__context__  # Keras raises other errors after the first, which is the model's
     if missing is None:
         return None
-    must = f"x must have every key that the model reads, and {missing!r} is missing."
-    return message(must, _list(_given(x)), "name the parts of x as the model's `call` does.")
+    reader = "model" if whose == "x" else "objective"
+    must = f"{whose} must have every key that the {reader} reads, and {missing!r} is missing."
+    root = "x" if whose == "x" else "batch"
+    return message(must, _list(_given(x, root)), f"name its parts as the {reader}'s call does.")
 
 
 def _reads(error: KeyError, x: dict) -> bool:
@@ -197,9 +212,9 @@ def _of_labels(error: BaseException) -> str | None:
         if frame.f_globals.get("__name__", "").startswith(LOSSES)
         and {"y_true", "y_pred"} <= frame.f_locals.keys()
     ]
-    if not calls:
+    name = calls[-1][0] if calls else ""
+    if name in ("", "call", "__call__"):  # not inside of a function of labels and outputs
         return None
-    name = calls[-1][0]
     labels, outputs = (tuple(getattr(value, "shape", ())) for value in calls[0][1:])
     received = f"labels of shape {text_of_shape(labels)}, outputs of shape {text_of_shape(outputs)}"
     if name.startswith("sparse_"):
