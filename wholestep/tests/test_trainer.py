@@ -327,7 +327,7 @@ def test_a_missing_key_is_named():
     trainer = ws.Trainer(
         made, Squared(), optimizer="sgd", metrics=[keras.metrics.Mean(name="seen")]
     )
-    with pytest.raises(KeyError, match="weight"):
+    with pytest.raises(ws.BatchError, match="the objective reads, and 'weight' is missing"):
         trainer.update({"x": X, "y": Y.astype("float32")})
 
 
