@@ -115,6 +115,31 @@ def test_validation_data_are_looked_at_before_the_first_epoch(data, words):
     assert int(made.optimizer.iterations) == 0
 
 
+def test_of_training_and_validation_data_that_both_do_not_fit_the_first_are_named():
+    narrow = X[:, :3]
+    with pytest.raises(ws.BatchError, match=r"^The model takes x of shape \(rows, 6\)"):
+        trainer().fit(narrow, Y, verbose=0, validation_data=(narrow, Y))
+
+
+def test_a_step_of_the_users_own_may_name_its_losses_as_it_likes():
+    class Own(keras.Sequential):
+        def train_step(self, state, *given):
+            return {"seen": 1.0}, state
+
+    own = Own([keras.Input((6,)), keras.layers.Dense(1)])
+    own.compile("sgd", {"real": "mse", "fake": "mse"})
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (Keras builds the losses itself)
+        ws.Trainer(own).fit(X, X[:, :1], verbose=0)
+    assert "The losses must be" not in str(caught.value)
+
+
+def test_an_error_inside_of_a_property_is_not_one_about_its_name(monkeypatch):
+    made = trainer()
+    monkeypatch.setattr(made, "_setup", object())
+    with pytest.raises(AttributeError, match="'object' object has no attribute 'executor'"):
+        made.executor  # noqa: B018
+
+
 def test_the_outputs_of_a_functional_model_are_named():
     x = keras.Input((6,))
     two = keras.Model(x, {name: keras.layers.Dense(1, name=name)(x) for name in ("one", "two")})

@@ -24,7 +24,7 @@ from wholestep.data import (
 from wholestep.errors import BatchError, invalid, message, shown, warn
 from wholestep.keras_private import compile_loss, struct_of, trainable_variables, user_argument
 from wholestep.logged import Logged
-from wholestep.model import Objective, layers, values_for_tensors
+from wholestep.model import Objective, is_overridden, layers, values_for_tensors
 from wholestep.nonfinite import RAISE, Skip
 from wholestep.program import Options
 from wholestep.tree import Tree
@@ -47,7 +47,7 @@ def check_model(model: object, objective: object) -> None:
         attempt = "subclass it and write __call__."
         if isinstance(objective, type):
             attempt = f"an object of this class, {objective.__name__}()."
-        elif isinstance(objective, str | keras.losses.Loss) or callable(objective):
+        elif isinstance(objective, str) or callable(objective):
             attempt = "model.compile(optimizer, loss) for a loss of Keras, then Trainer(model)."
         raise invalid("objective must be a wholestep.Objective.", shown(objective), attempt)
     try:
@@ -71,7 +71,8 @@ def check_compiled(model: keras.Model, objective: Objective | None) -> None:
             "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), "
             "optimizer=...).",
         )
-    if objective is None:
+    own = "train_step", "test_step", "compute_loss"  # which may read losses by any names
+    if objective is None and not any(is_overridden(model, name) for name in own):
         _check_loss_names(model)
 
 

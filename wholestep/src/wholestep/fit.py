@@ -76,6 +76,8 @@ def fit(
         refuse_backup(options.callbacks)
     validate = None if validation.data is None else Validating(setup, validation, given.batch_size)
     batches = setup.batches("fit", given)
+    if validate is not None:
+        validate.check(batches)
     with setup.saver(options.checkpoints, "fit", batches) as saver:
         setup.settle()
         executor = setup.executor_to_update(batches.example)
@@ -199,10 +201,16 @@ class Validating:
         self._batches = replayable(
             setup.validation_batches(classify(asked.data), asked.batch_size, batch_size)
         )
-        if setup.objective is None and not setup.steps.tests and self._batches.arrays is not None:
-            check_fits(setup.model, self._batches.example(), "validation_data")
         self._steps = arguments.limit_steps(asked.steps, self._batches.num_batches)
         self._open: tuple[Executor, Pass] | None = None
+
+    def check(self, training: Batches) -> None:
+        """Refuse arrays that the model cannot take, before the first epoch."""
+        is_own = self._setup.objective is not None or self._setup.steps.tests
+        if is_own or self._batches.arrays is None or training.arrays is None:
+            return
+        example = self._batches.example()
+        check_fits(self._setup.model, example, training.example(), "validation_data")
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -126,8 +126,10 @@ class Trainer(OnBatch):
             "begun>"
         )
 
-    def __getattr__(self, name: str) -> Never:
+    def __getattr__(self, name: str) -> Any:
         """Say where a method of `keras.Model` is."""
+        if hasattr(type(self), name):  # a property has raised this error
+            return object.__getattribute__(self, name)
         words = f"A Trainer has no {name!r}."
         if hasattr(keras.Model, name):
             words += f" It is the model's: trainer.model.{name}."

@@ -95,14 +95,21 @@ def check_parts(model: keras.Model, batch: Tree) -> None:
         raise BatchError(missing)
 
 
-def check_fits(model: keras.Model, batch: Tree, whose: str) -> None:
-    """Refuse a batch of other data than those of the training that the model cannot take.
+def check_fits(model: keras.Model, batch: Tree, like: Tree, whose: str) -> None:
+    """Refuse a batch that the model cannot take, where it can take another one.
+
+    Args:
+        like: the other batch. One that does not fit either is refused when it is used.
 
     Raises:
         BatchError: inputs do not fit the model, or labels are missing.
     """
-    explanation = without_labels(model, batch) or _of_inputs(model, unpack(batch)[0], "")
-    if explanation is not None:
+
+    def misfit(batch: Tree) -> str | None:
+        return without_labels(model, batch) or _of_inputs(model, unpack(batch)[0], "")
+
+    explanation = misfit(batch)
+    if explanation is not None and misfit(like) is None:
         raise BatchError(f"In {whose}: {explanation}")
 
 
