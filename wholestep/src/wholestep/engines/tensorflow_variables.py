@@ -156,6 +156,9 @@ class TensorflowOptimizer:
         self.optimizer: Optimizer = optimizer
         self._replicas = replicas
         self._variables = variables
+        # Traced once for all programs: batches of other shapes differ in the number of lookups
+        # alone.
+        self._apply = tf.function(self._apply_now, autograph=False, reduce_retracing=True)
 
     def clipped(self, grads: list) -> list:
         """Return the gradients, dense, as the optimizer clips them."""
@@ -185,11 +188,16 @@ class TensorflowOptimizer:
             given = _for_keras(grads, params)
             if self._replicas.is_split:
                 self._replicas.apply(self.optimizer, given, params)
+            elif tf.executing_eagerly():
+                self._apply_now(given)
             else:
-                self.optimizer.apply(given, params)
+                self._apply(given)
             return new
 
         return tf.cond(ok, update, lambda: state)
+
+    def _apply_now(self, grads: list) -> None:
+        self.optimizer.apply(grads, self._variables.bound.params)
 
     def _apply_to_rows(
         self,
