@@ -26,7 +26,15 @@ from wholestep.data import (
 )
 from wholestep.engines import Engine
 from wholestep.model import Forward, named, unpack
-from wholestep.program import MOST_UPDATES, Program, ProgramCache, compiled, loop_updates, span
+from wholestep.program import (
+    MOST_UPDATES,
+    Program,
+    ProgramCache,
+    compiled,
+    garbage_kept,
+    loop_updates,
+    span,
+)
 from wholestep.reports.compile_notices import Compilations
 from wholestep.reports.report import NO_LOGS, ReportLayout, check_same_layout
 from wholestep.safety import uninterrupted
@@ -268,7 +276,7 @@ class Evaluation:
         processes = self.engine.processes
         watched = self.compilations.watched(batch, num_shapes)
         compiling = nullcontext() if self.engine.programs.is_eager else watched
-        with named(batch), compiling, uninterrupted(twice=False):
+        with named(batch), compiling, uninterrupted(twice=False), garbage_kept():
             check(batch)
             processes.set_status("compiling")
             program = self._compile(run, options, most, batch)

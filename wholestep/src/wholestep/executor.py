@@ -53,7 +53,7 @@ from wholestep.model import (
     resets_on_the_host,
 )
 from wholestep.plan import Planner, Sample
-from wholestep.program import EPOCH, GOES_ON, FeedSpec, Program, ProgramCache
+from wholestep.program import EPOCH, GOES_ON, FeedSpec, Program, ProgramCache, garbage_kept
 from wholestep.reports.compile_notices import Compilations
 from wholestep.reports.report import Report, check_same_layout
 from wholestep.reports.update_ledger import UpdateLedger, diagnose
@@ -325,7 +325,7 @@ class Executor:
         program = self.planner.known(batch, wanted)
         if program is None:
             # an interrupt would leave the model half traced
-            with named(batch), uninterrupted(twice=False):
+            with named(batch), uninterrupted(twice=False), garbage_kept():
                 self.check_kind(batch)
                 self.compilations.show("tracing the model")
                 update = self.planner.learn(self._whole(self.refresh(run)), batch)
