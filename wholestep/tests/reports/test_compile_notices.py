@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import time
 import warnings
 
 import keras
@@ -59,14 +60,18 @@ def see(compilations, *batches, num_shapes=0):
 def test_a_long_compilation_prints_a_line():
     log = []
     lines = []
-    see(Compilations(Timer(log, True), lines.append), batch(7), batch(7), batch(9), num_shapes=7)
+    clock = iter([0.0, 3.21, 5.0, 5.4, 6.0, 8.0])  # before and after each compilation
+    compilations = Compilations(Timer(log, True), lines.append, lambda: next(clock))
+    see(compilations, batch(7), batch(7), batch(9), batch(8), num_shapes=7)
     assert lines == [
         "wholestep: compiling shape 1 of 7 (batch[0] (4, 7), batch[1] (4,)), for more than 2 "
         "seconds so far",
         "wholestep: compiling shape 2 of 7 (batch[0] (4, 9), batch[1] (4,)), for more than 2 "
+        "seconds so far; the last one took 3.2 s",
+        "wholestep: compiling shape 3 of 7 (batch[0] (4, 8), batch[1] (4,)), for more than 2 "
         "seconds so far",
     ]
-    assert log == [2.0, "cancel", "join"] * 2  # no thread is left
+    assert log == [2.0, "cancel", "join"] * 3  # no thread is left
 
 
 def test_a_line_begins_below_the_bar_of_keras(capsys):
@@ -97,7 +102,9 @@ def test_a_line_begins_below_the_bar_in_each_call(call, monkeypatch, capsys):
     monkeypatch.setattr(
         sys.modules["keras.src.utils.progbar"].Progbar, "update", lambda bar, *_, **__: show(bar)
     )
-    monkeypatch.setattr(Compilations.__init__, "__defaults__", (Timer([], True), print))
+    monkeypatch.setattr(
+        Compilations.__init__, "__defaults__", (Timer([], True), print, time.perf_counter)
+    )
 
     def show(bar):
         print("bar", end="")

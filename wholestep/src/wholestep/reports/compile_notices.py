@@ -19,6 +19,7 @@ from wholestep.keras_private import total_width
 from wholestep.reports.report import Report
 
 _LONG = 2.0  # seconds
+_SHORT = 0.5
 _MANY = 5  # shapes, if at least every other batch so far had a new shape
 
 Shape = tuple[tuple[str, tuple[int, ...]], ...]
@@ -29,6 +30,7 @@ class Compilations:
 
     Args:
         timer: makes the thread that calls a function after a delay, like `threading.Timer`.
+        clock: returns the time in seconds.
         tell: is called with the line about a long compilation, unless `is_quiet`. The warning is
             always shown, once.
 
@@ -36,12 +38,19 @@ class Compilations:
         num_batches: the number of batches that needed a program.
     """
 
-    def __init__(self, timer: Callable = threading.Timer, tell: Callable[[str], None] = tell):
+    def __init__(
+        self,
+        timer: Callable = threading.Timer,
+        tell: Callable[[str], None] = tell,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
         self.is_quiet = False
         self.num_batches = 0
         self.bar: keras.callbacks.ProgbarLogger | None = None
         self._timer = timer
         self._tell = tell
+        self._clock = clock
+        self._seconds = 0.0  # of the last compilation
         self._shapes: list[Shape] = []
         self._has_warned = False
 
@@ -82,13 +91,16 @@ class Compilations:
         number = self._shapes.index(shape) + 1
         of = f" of {num_shapes}" if number <= num_shapes else ""
         parts = ", ".join(f"{name} {size}" for name, size in shape)
+        last = f"; the last one took {self._seconds:.1f} s" if self._seconds >= _SHORT else ""
         reason = f"compiling shape {number}{of} ({parts})"
-        line = f"wholestep: {reason}, for more than {_LONG:g} seconds so far"
-        self.show(reason)
+        line = f"wholestep: {reason}, for more than {_LONG:g} seconds so far{last}"
+        self.show(reason + last)
+        begin = self._clock()
         try:
             with notify_if_long(line, _LONG, self._print_below, self._timer):
                 yield
         finally:
+            self._seconds = self._clock() - begin
             self.show("running the program")
 
     def _print_below(self, line: str) -> None:
