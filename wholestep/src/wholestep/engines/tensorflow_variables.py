@@ -158,7 +158,7 @@ class TensorflowOptimizer:
         self._variables = variables
         # Traced once for all programs: batches of other shapes differ in the number of lookups
         # alone.
-        self._apply = tf.function(self._apply_now, autograph=False, reduce_retracing=True)
+        self._apply: Callable | None = None
 
     def clipped(self, grads: list) -> list:
         """Return the gradients, dense, as the optimizer clips them."""
@@ -189,15 +189,17 @@ class TensorflowOptimizer:
             if self._replicas.is_split:
                 self._replicas.apply(self.optimizer, given, params)
             elif tf.executing_eagerly():
-                self._apply_now(given)
+                self.optimizer.apply(given, params)
             else:
+                self._apply = self._apply or tf.function(
+                    lambda grads: self.optimizer.apply(grads, params),
+                    autograph=False,
+                    reduce_retracing=True,
+                )
                 self._apply(given)
             return new
 
         return tf.cond(ok, update, lambda: state)
-
-    def _apply_now(self, grads: list) -> None:
-        self.optimizer.apply(grads, self._variables.bound.params)
 
     def _apply_to_rows(
         self,
