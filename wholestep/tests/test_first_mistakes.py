@@ -121,6 +121,39 @@ def test_of_training_and_validation_data_that_both_do_not_fit_the_first_are_name
         trainer().fit(narrow, Y, verbose=0, validation_data=(narrow, Y))
 
 
+@pytest.mark.parametrize(
+    ("monitored", "meant"), [("val_los", "val_loss"), ("los", "loss"), ("learning_rate", None)]
+)
+def test_a_misspelt_monitored_name_is_warned_of_after_the_first_update(monitored, meant, recwarn):
+    class Stops(keras.callbacks.Callback):
+        monitor = monitored
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    trainer().fit(X, Y, verbose=0, callbacks=[Stops()])
+    found = [str(each.message) for each in recwarn if "monitor" in str(each.message)]
+    among = (
+        "Stops must monitor a name in the logs. Received: {!r}, among loss, accuracy. Try: {!r}."
+    )
+    assert found == ([among.format(monitored, meant)] if meant else [])
+
+
+def test_a_misspelt_metric_of_the_best_is_answered_with_the_nearest_name(tmp_path):
+    best = ws.Checkpoints(tmp_path, keep_best=("val_los", 1))
+    with pytest.raises(
+        ws.SpecificationError, match=r'Try: \("val_loss", 1\); or \("val_los", 1, "max"'
+    ):
+        trainer().fit(X, Y, verbose=0, validation_data=(X, Y), checkpoints=best)
+
+
+def test_a_single_row_is_answered_with_its_batch():
+    with pytest.raises(ws.BatchError, match=r"Try: pass x\[None\] for a single row; or"):
+        trainer().predict(X[0])
+    with pytest.raises(ws.BatchError, match="Try: give the rows this shape"):
+        trainer().predict(X[:, 0])
+
+
 def test_a_step_of_the_users_own_may_name_its_losses_as_it_likes():
     class Own(keras.Sequential):
         def train_step(self, state, *given):

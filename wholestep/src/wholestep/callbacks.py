@@ -21,8 +21,9 @@ from wholestep.checkpoints import (
     starts_anew,
     state_of,
 )
+from wholestep.checks import nearest
 from wholestep.engines import Engine
-from wholestep.errors import SpecificationError, invalid, message
+from wholestep.errors import SpecificationError, invalid, message, warn
 from wholestep.keras_private import flush_futures, is_default_hook, should_trace
 from wholestep.processes import Processes
 from wholestep.reports.compile_notices import ProgbarLogger, can_replace_lines
@@ -124,6 +125,7 @@ class CallbackRunner:
         self.bar = self.shown if isinstance(self.shown, ProgbarLogger) else None
         self._readers = [c for c in listed if isinstance(c, ProgbarLogger | RunReport)]
         self.made = made(listed)
+        self._is_new = True  # no update has been reported
         # The callbacks that have received the end of the current epoch, in this order.
         self._received: list[keras.callbacks.Callback] = []
         self.each = getattr(model, "steps_per_execution", 1) or 1
@@ -158,6 +160,9 @@ class CallbackRunner:
         The progress bar shows the logs of the last one, update `step` of the epoch, unless others
         have such hooks.
         """
+        if self._is_new:
+            self._is_new = False
+            warn_of_misspelt(self.callbacks.callbacks, list(logs()))
         for reader in self._readers:
             reader.note(report, num)
         if self.bar is not None and not self.has_hooks:
@@ -309,6 +314,21 @@ def refuse_backup(callbacks: Callbacks) -> None:
         raise SpecificationError(
             message(must, "both", "leave BackupAndRestore out: a checkpoint holds more.")
         )
+
+
+def warn_of_misspelt(callbacks: list[keras.callbacks.Callback], names: list[str]) -> None:
+    """Warn of callbacks that monitor a name which is not in the logs, but spelt like one that is.
+
+    Others are left alone: another callback may add them to the logs.
+    """
+    known = [*names, *(f"val_{name}" for name in names)]
+    for callback in callbacks:
+        monitored = getattr(callback, "monitor", None)
+        if isinstance(monitored, str) and monitored not in known:
+            meant = nearest(monitored, known)
+            if meant is not None:
+                must = f"{type(callback).__name__} must monitor a name in the logs."
+                warn(message(must, f"{monitored!r}, among {', '.join(names)}", f"{meant!r}."))
 
 
 def _each(callbacks: Callbacks) -> list[keras.callbacks.Callback]:

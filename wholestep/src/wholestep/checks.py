@@ -1,7 +1,7 @@
 """Checks of numbers: whole numbers of any library are counts, truth values are no numbers."""
 
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
@@ -77,6 +77,15 @@ def made_with(must: str, attempt: str) -> Callable[[type[T]], type[T]]:
     return around
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is spelt most like this one; None if none is.
+
+    >>> nearest("val_los", ["loss", "val_loss"]), nearest("lr", ["loss", "val_loss"])
+    ('val_loss', None)
+    """
+    return next(iter(get_close_matches(name, list(known), n=1)), None)
+
+
 def _explained(
     method: Callable, values: tuple, names: list[str], must: str, attempt: str
 ) -> str | None:
@@ -86,8 +95,8 @@ def _explained(
     call = owner if own == "__init__" else own
     received = [type(value).__name__ for value in values] + [f"{name}=..." for name in names]
     unknown = [name for name in names if name not in known]
-    nearest = get_close_matches(unknown[0], known, n=1) if unknown else []
-    if nearest or (unknown and not must):
+    meant = nearest(unknown[0], known) if unknown else None
+    if meant or (unknown and not must):
         must = f"{call} has no argument {unknown[0]!r}."
-        attempt = f"{nearest[0]}." if nearest else f"one of {', '.join(known)}."
+        attempt = f"{meant or 'one of ' + ', '.join(known)}."
     return message(must, f"{call}({', '.join(received)})", attempt) if must else None

@@ -30,6 +30,7 @@ from wholestep.checkpoints.shards import Numbers
 from wholestep.checkpoints.shared_folder import BoundaryFlags, SharedFolder, slowly
 from wholestep.checkpoints.snapshot import to_json
 from wholestep.checkpoints.writer import CopyBuffers, Writer
+from wholestep.checks import nearest
 from wholestep.data import Batches
 from wholestep.engines import connect
 from wholestep.errors import CheckpointError, SpecificationError, message, tell, warn
@@ -410,6 +411,11 @@ def _direction(executor: Executor, keep_best: tuple[str, int] | tuple[str, int, 
     bare = name.removeprefix("val_")
     named = [metric for metric in metrics if metric.name == bare and direction(metric)]
     if bare != "loss" and not named:
+        names = ["loss", *(metric.name for metric in metrics)]
+        meant = nearest(name, [*names, *(f"val_{each}" for each in names)])
         must = "keep_best must say whether less or more is better, where Keras does not know."
-        raise SpecificationError(message(must, name, f'("{name}", 1, "max"), or "min".'))
+        way = f'("{name}", 1, "max"), or "min".'
+        if meant is not None and meant != name:
+            way = f'("{meant}", 1); or {way}'
+        raise SpecificationError(message(must, name, way))
     return "max" if named and direction(named[0]) == "up" else "min"

@@ -306,7 +306,8 @@ def _misfit(wanted: list[tuple[str, tuple]], x: Tree) -> str | None:
         return "pass as many arrays as the model has inputs."
     for leaf, (_, shape) in zip(given, wanted, strict=True):
         if leaf is not None and not _fits(_shape(leaf), shape):
-            return "give the rows this shape, or build the model for theirs."
+            single = "pass x[None] for a single row; or " * (_shape(leaf) == shape[1:])
+            return f"{single}give the rows this shape, or build the model for theirs."
     return None
 
 
