@@ -140,10 +140,8 @@ class _Comparison:
 
     def _judged(self, quantity: _Quantity) -> Judged:
         """Return whether a quantity differs: not if rounding may have grown so far."""
-        apart, is_exact = (
-            quantity.apart,
-            self.bits or quantity.kind is Kind.OTHER_RATE,
-        )
+        apart = quantity.apart
+        is_exact = self.bits or quantity.kind is Kind.OTHER_RATE
         if apart is None:
             return _UNJUDGED
         if apart <= (0.0 if self.bits else quantity.most):
@@ -267,10 +265,8 @@ class _Comparison:
         made = replace(made, lines=(lines[0], lines[1]))
         if sides is None:
             return self._rows(pair, made)
-        where, numbers = (
-            Where(parameters=sides.unlike(most)),
-            (sides.number(what),),
-        )
+        where = Where(parameters=sides.unlike(most))
+        numbers = (sides.number(what),)
         made = replace(made, where=where, numbers=numbers)
         if part is Part.GRADIENT:
             return self._gradient(pair, sides, made)

@@ -24,26 +24,30 @@ from stepcheck.user_code.stack import frames
 FIT, TRAINER = "keras:Model.fit", "transformers.trainer:Trainer.train"
 STEPS = {"keras:optimizers.Optimizer.apply", "torch:Tensor.backward"}
 _DOORS = {  # methods of every loop; inside of those of TensorFlow a pass has no numbers
-    *(FIT, TRAINER, *STEPS, "torch:nn.Module.__call__"),
-    *("keras:layers.Layer.__call__", "keras:layers.Layer.stateless_call"),
-    *(
-        "keras:Model.train_on_batch",
-        "keras:Model.evaluate",
-        "keras:Model.predict",
-    ),
+    FIT,
+    TRAINER,
+    *STEPS,
+    "torch:nn.Module.__call__",
+    "keras:layers.Layer.__call__",
+    "keras:layers.Layer.stateless_call",
+    "keras:Model.train_on_batch",
+    "keras:Model.evaluate",
+    "keras:Model.predict",
     "tensorflow:GradientTape.__enter__",
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__",
 }
 _SOON, _AGAIN = 0.001, 10.0  # seconds; a script's own `finally` has the latter
 # files of JAX and TensorFlow
-_CALLING_BACK = (
-    "debugging.py",
-    "callback.py",
-    "script_ops.py",
-)
+_CALLING_BACK = "debugging.py", "callback.py", "script_ops.py"
 # packages that an engine's machine code calls
 _ENGINES = {
-    *("jax", "jaxlib", "keras", "numpy", "stepcheck", "tensorflow", "torch")
+    "jax",
+    "jaxlib",
+    "keras",
+    "numpy",
+    "stepcheck",
+    "tensorflow",
+    "torch",
 }
 
 
@@ -74,16 +78,12 @@ class Run(ABC):
     def __init__(self, num_updates: int):
         self.result: Any = None
         self.error: BaseException | None = None
-        self._num_updates, self._has_stopped, self._is_over = (
-            num_updates,
-            False,
-            False,
-        )
-        self._doors, self._hooks, self._opened = (
-            ExitStack(),
-            ExitStack(),
-            set[str](),
-        )
+        self._num_updates = num_updates
+        self._has_stopped = False
+        self._is_over = False
+        self._doors = ExitStack()
+        self._hooks = ExitStack()
+        self._opened = set[str]()
         self._looking = threading.Lock()
 
     @abstractmethod

@@ -20,14 +20,16 @@ _SLOTS = {  # the attributes of an optimizer, and what `stepcheck.steps.Slots` c
     "_average_gradients": "centre",
 }
 _JUDGED_ELSEWHERE = {  # arguments that change no step, or that other stages judge
-    *(
-        "name",
-        "learning_rate",
-        "loss_scale_factor",
-        "gradient_accumulation_steps",
-    ),
-    *("clipnorm", "global_clipnorm", "clipvalue"),
-    *("use_ema", "ema_momentum", "ema_overwrite_frequency"),
+    "name",
+    "learning_rate",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
 }
 Rules = tuple[StepRule | None, ...]
 _KINDS = (

@@ -18,6 +18,7 @@ from stepcheck.differences import (
     Part,
     Relation,
 )
+from stepcheck.report.schema import plain
 from stepcheck.report.words import listed, many, number
 
 SCHEMA = 1
@@ -141,7 +142,7 @@ class Comparison:
             "unmatched": self.unmatched,
             "versions": self.versions,
         }
-        return _plain(data)
+        return plain(data)
 
     def __str__(self) -> str:
         paragraphs = [self.first_line]
@@ -303,16 +304,3 @@ def _model(each: ComparedModel) -> dict[str, Any]:
     known = asdict(each)
     del known["differences"]
     return known
-
-
-def _plain(value: Any) -> Any:
-    """Return data as JSON has them: without tuples, enums, and numbers that are not
-    finite.
-    """
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [*map(_plain, value)]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    return str(value) if isinstance(value, str) else value

@@ -30,7 +30,7 @@ def as_json(case: Case, verdict: Verdict) -> dict[str, Any]:
             str(stage): told for stage, told in verdict.failures.items()
         },
     }
-    return _plain(report)
+    return plain(report)
 
 
 def _finding(finding: Finding, framework: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _line(line: Line | None) -> dict[str, Any] | None:
     return line and {**line._asdict(), "text": line.text}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value as JSON has it: an enum by its name, None for a number that is not
     finite.
     """
@@ -76,7 +76,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [*map(plain, value)]
     return value

@@ -76,10 +76,8 @@ def _thrown_away(
     """
     moving: list[tuple[bool, int, float]] = []
     for update, pieces, after in pairs:
-        first, made = (
-            pieces[0].called.buffers,
-            modes.moved[pieces[-1].called.order],
-        )
+        first = pieces[0].called.buffers
+        made = modes.moved[pieces[-1].called.order]
         every = first, made, after.called.buffers
         old, should, new = ([values[i] for i in chosen] for values in every)
         if not all_same(old, should):

@@ -211,10 +211,8 @@ def _side_by_side_optimizers(made: list[Step]) -> list[Step]:
             b if a is None else a
             for a, b in zip(one.grads, two.grads, strict=True)
         ]
-        slots, after = (
-            [*one.slots, *two.slots],
-            [*one.slots_after, *two.slots_after],
-        )
+        slots = [*one.slots, *two.slots]
+        after = [*one.slots_after, *two.slots_after]
         both = replace(
             one,
             optimizer=hash((one.optimizer, two.optimizer)),

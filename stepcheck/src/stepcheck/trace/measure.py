@@ -71,10 +71,8 @@ def is_even(numbers: np.ndarray, *others: float) -> bool:
     """Whether all numbers are equal, up to rounding."""
     if not len(numbers):
         return True
-    spread, most = (
-        float(np.ptp([*numbers, *others])),
-        float(np.max(np.abs(numbers))),
-    )
+    spread = float(np.ptp([*numbers, *others]))
+    most = float(np.max(np.abs(numbers)))
     return spread <= FINE.differs * most
 
 

@@ -60,10 +60,8 @@ def updates(run: Run) -> list[Update]:
         found = _by_hand(_with_gradient(last.called), run.ended.params)
     num, after, backwards = len(run.parameters), run.ended, list[Update]()
     for number, (passes, step) in reversed([*enumerate(found, start=1)]):
-        applied, buffers = (
-            _known(step, num),
-            passes[0].buffers if passes else [],
-        )
+        applied = _known(step, num)
+        buffers = passes[0].buffers if passes else []
         made_of = passes, applied, buffers, after, is_by_hand
         backwards.append(Update(number, *made_of))
         after = Values(applied.params, buffers)

@@ -295,10 +295,8 @@ def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:
         or not all(p.called.is_whole for p in window)
     ):
         return []
-    states, begin = (
-        [in_part(piece.called.params) for piece in window],
-        in_part(applied.params),
-    )
+    states = [in_part(piece.called.params) for piece in window]
+    begin = in_part(applied.params)
     first_of = {
         p.called.replica: s
         for p, s in zip(window[::-1], states[::-1], strict=True)
