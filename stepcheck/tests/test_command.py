@@ -382,10 +382,11 @@ def test_a_file_that_does_not_exist(capsys):
     )
 
 
-def test_a_notebook_is_watched_in_a_cell(tmp_path, capsys):
+@pytest.mark.parametrize("command", [[], ["run"], ["record", "-o", "a.trace"]])
+def test_a_notebook_is_watched_in_a_cell(command, tmp_path, capsys):
     notebook = tmp_path / "train.ipynb"
     notebook.write_text("{}")
-    assert main(["run", str(notebook)]) == UNSEEN
+    assert main([*command, str(notebook)]) == UNSEEN
     assert (
         "Try: in a cell, `with stepcheck.watch(model" in capsys.readouterr().err
     )

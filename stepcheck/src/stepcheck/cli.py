@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     end = given.index("--") if "--" in given else len(given)
     try:
+        for first in given[:1]:
+            if first.endswith(".ipynb"):
+                _assert_script(first)
         own, misplaced = _parser().parse_known_args(given[:end])
         if misplaced:
             raise SpecificationError(usage.misplaced(own.command, misplaced))

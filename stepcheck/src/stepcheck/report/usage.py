@@ -64,10 +64,8 @@ _SEEN = {
 
 def not_a_script(path: str) -> str:
     """Return the message for a path that is no Python script."""
-    must, attempt = (
-        "The script must be a file of Python.",
-        "the path of a .py file.",
-    )
+    must = "The script must be a file of Python."
+    attempt = "the path of a .py file."
     if path.endswith(".ipynb"):
         attempt = "in a cell, `with stepcheck.watch(model, data=(x, y), loss=loss_fn) as report:`."
     return message(must, path, attempt)
