@@ -1,6 +1,7 @@
 """An installed stepcheck is typed, and brings no framework that the loop does not use."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from scripts import program
 from shares import on
 
 import stepcheck
+from stepcheck import errors
 
 ROOT = Path(__file__).parents[1]
 TOP = ROOT.parent
@@ -124,6 +126,63 @@ def test_without_wholestep_an_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(
         sys.modules, "wholestep", None
     )  # as if it were not installed
-    told = re.escape('Try: pip install "stepcheck[keras]".')
+    told = re.escape(errors.pip_install("wholestep", "stepcheck[keras]"))
     with pytest.raises(ModuleNotFoundError, match=told):
         importlib.reload(package)
+
+
+class Installed:
+    """A distribution, with the file of its origin."""
+
+    def __init__(self, origin):
+        self.origin = origin
+
+    def read_text(self, name):
+        assert name == "direct_url.json"
+        return self.origin and json.dumps(self.origin)
+
+
+CLONE = {"url": "file:///home/me/a%20clone/stepcheck", "dir_info": {}}
+REMOTE = {"url": "https://a.b/c", "vcs_info": {"vcs": "git"}}
+WHEEL = {
+    "url": "file:///tmp/stepcheck-0.1-py3-none-any.whl",
+    "archive_info": {},
+}
+COMMANDS = [
+    ([Installed(CLONE)], "'/home/me/a clone/stepcheck[keras]'"),
+    (
+        [Installed(REMOTE)],
+        "'stepcheck[keras] @ git+https://a.b/c#subdirectory=stepcheck'",
+    ),
+    ([Installed(WHEEL)], "'stepcheck[keras]'"),
+    ([Installed(None)], "'stepcheck[keras]'"),
+    ([], "'stepcheck[keras]'"),
+]
+
+
+@pytest.mark.parametrize(("found", "told"), COMMANDS)
+def test_a_command_installs_from_where_stepcheck_came(found, told, monkeypatch):
+    monkeypatch.setattr(errors, "distributions", lambda name: found)
+    assert errors.pip_install("stepcheck[keras]") == f"pip install {told}"
+
+
+def test_messages_install_what_exists_and_leave_the_command_to_one_function():
+    texts = {
+        path: path.read_text()
+        for path in (ROOT / "src" / "stepcheck").rglob("*.py")
+    }
+    by_hand = [
+        line
+        for path, text in texts.items()
+        if path.name != "errors.py"
+        for line in text.splitlines()
+        if "pip install " in line
+    ]
+    assert [line for line in by_hand if "install matplotlib" not in line] == []
+    calls = re.findall(r"pip_install\((['\"].*?)\)", "".join(texts.values()))
+    named = re.findall(r"(\w+)\[(\w+)\]", " ".join(calls))
+    assert {("stepcheck", "keras"), ("stepcheck", "pictures")} <= {*named}
+    for name, extra in named:
+        file = TOP / name / "pyproject.toml"
+        extras = tomllib.loads(file.read_text())["project"]
+        assert extra in extras["optional-dependencies"]

@@ -47,9 +47,45 @@ def test_an_engine_that_is_not_installed_is_named_with_the_way_to_install_it(fre
     fresh.setenv("KERAS_BACKEND", "tensorflow")
     fresh.delitem(sys.modules, "tensorflow", raising=False)
     fresh.setattr(backend, "find_spec", lambda name: None)
-    with pytest.raises(ws.SpecificationError, match=r"pip install './wholestep\[tensorflow\]'"):
+    with pytest.raises(ws.SpecificationError, match=r"pip install '\S*wholestep\[tensorflow\]'"):
         ws.Trainer  # noqa: B018
     assert "keras" not in sys.modules
+
+
+@pytest.fixture
+def without_engine(fresh, tmp_path):
+    """Return the patches of an environment without JAX and TensorFlow."""
+    for name in ("jax", "tensorflow"):
+        fresh.setitem(sys.modules, name, None)
+    fresh.setattr(backend, "_version", lambda name: "2.13" if name == "torch" else None)
+    fresh.setenv("KERAS_HOME", str(tmp_path))
+    fresh.delenv("KERAS_BACKEND")
+    return fresh
+
+
+@pytest.mark.parametrize(
+    ("chosen", "engine"), [("", "jax"), ("torch", "jax"), ("tensorflow", "tensorflow")]
+)
+def test_without_an_engine_the_doctor_shows_what_is_there(without_engine, capsys, chosen, engine):
+    without_engine.setenv("KERAS_BACKEND", chosen)
+    assert cli.main(["doctor"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.startswith("packages: torch 2.13\nsystem: Python ")
+    assert shown.err.startswith("JAX or TensorFlow must be installed")
+    assert "Received: torch 2.13." in shown.err
+    assert f"wholestep[{engine}]', and set the environment variable KERAS_BACKEND={engine}." in (
+        shown.err
+    )
+
+
+@pytest.mark.parametrize("how", [["-n", "2"], []])
+def test_processes_need_jax_and_no_other_engine(without_engine, capsys, tmp_path, how):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    assert cli.main(["launch", *how, str(script)]) == 2
+    told = capsys.readouterr().err
+    assert "Several processes need the JAX engine. Received: torch 2.13. Try: pip install" in told
+    assert "ensor" not in told
 
 
 def test_the_backend_of_a_keras_that_is_there_counts(monkeypatch):

@@ -1,11 +1,15 @@
 """The error a user can meet, a message of three parts, and lines about long waits."""
 
+import json
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.metadata import distributions
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 Result = TypeVar("Result")
 _NOTIFIES: ContextVar[bool] = ContextVar(
@@ -42,6 +46,26 @@ def message(must: str, received: object, attempt: str) -> str:
     """
     came = received if isinstance(received, str) else shown(received)
     return f"{must} Received: {came}. Try: {attempt}"
+
+
+def pip_install(*wanted: str) -> str:
+    """Return the command that installs distributions of the repository from where this
+    one came: a clone, a repository, or an index.
+
+    >>> pip_install("stepcheck[keras]").startswith("pip install ")
+    True
+    """
+    found = next(iter(distributions(name="stepcheck")), None)
+    file = found and found.read_text("direct_url.json")  # of PEP 610
+    origin = json.loads(file or "{}")
+    form = "{0}"
+    if "dir_info" in origin:
+        folder = unquote(origin["url"]).removeprefix("file://")
+        form = folder.removesuffix("stepcheck") + form
+    if "vcs_info" in origin:
+        form = f"{{0}} @ {origin['vcs_info']['vcs']}+{origin['url']}#subdirectory={{1}}"
+    named = [form.format(each, each.partition("[")[0]) for each in wanted]
+    return f"pip install {shlex.join(named)}"
 
 
 def shown(value: Any) -> str:

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import SpecificationError, message, pip_install
 
 
 class Audit:
@@ -27,9 +27,9 @@ def command(arguments: list[str]) -> int:
 
 
 def _stepcheck(module: str) -> ModuleType:
-    if find_spec("stepcheck") is None:
+    # in the folder of a clone, `stepcheck` is found as a folder of no package: without an origin
+    if getattr(find_spec("stepcheck"), "origin", None) is None:
         must = "The check of training loops is the package stepcheck."
-        raise SpecificationError(
-            message(must, "none installed", "pip install './stepcheck[keras]'.")
-        )
+        attempt = f"{pip_install('stepcheck[keras]')}."
+        raise SpecificationError(message(must, "none installed", attempt))
     return import_module(f"stepcheck{module}")

@@ -12,28 +12,44 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import SpecificationError, message, pip_install
 
 _PACKAGES = ("keras", "jax", "tensorflow", "tensorflow-cpu", "numpy", "torch")
+_ENGINES = ("jax", "tensorflow")
 
 
 def check() -> None:
     """Raise if the Keras backend has no engine here, before Keras fails with a longer traceback.
 
     Raises:
-        SpecificationError: the Keras backend is neither jax nor tensorflow, or is not installed.
+        SpecificationError: the Keras backend is neither jax nor tensorflow, or not installed.
     """
     name = sys.modules["keras"].config.backend() if "keras" in sys.modules else configured()
-    if name not in ("jax", "tensorflow"):
+    here = [engine for engine in _ENGINES if sys.modules.get(engine) or find_spec(engine)]
+    if not here:
+        must = "JAX or TensorFlow must be installed: wholestep trains Keras models on them."
+        is_chosen = name in _ENGINES and _said()  # Keras' default is no choice of the user
+        attempt = installing(name if is_chosen else "jax")
+        raise SpecificationError(message(must, installed(), attempt))
+    if name not in _ENGINES:
         raise unknown(name)
-    if name not in sys.modules and find_spec(name) is None:
+    if name not in here:
         must = f"The Keras backend is {name}, so {name} must be installed."
-        other = "tensorflow" if name == "jax" else "jax"
-        attempt = (
-            f"pip install './wholestep[{name}]', or set the environment variable "
-            f"KERAS_BACKEND={other}."
-        )
-        raise SpecificationError(message(must, "no such package", attempt))
+        install = pip_install(f"wholestep[{name}]")
+        attempt = f"set the environment variable KERAS_BACKEND={here[0]}, or {install}."
+        raise SpecificationError(message(must, f"only {here[0]}", attempt))
+
+
+def installing(engine: str) -> str:
+    """Return the advice to install an engine, and to choose it."""
+    install = pip_install(f"wholestep[{engine}]")
+    return f"{install}, and set the environment variable KERAS_BACKEND={engine}."
+
+
+def installed() -> str:
+    """Return the packages with their versions, as far as they are installed."""
+    names = ("wholestep", *_PACKAGES)
+    return ", ".join(f"{name} {found}" for name in names if (found := _version(name)))
 
 
 def unknown(name: str) -> SpecificationError:
@@ -47,12 +63,28 @@ def configured() -> str:
     """Return the backend that Keras will use: from the environment, else from `keras.json`, else
     TensorFlow.
     """
+    return _said() or "tensorflow"
+
+
+def _said() -> str:
+    """Return the backend that the user has chosen; empty if none was."""
     folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras").expanduser()
     try:
         said = json.loads((folder / "keras.json").read_text()).get("backend", "")
     except (OSError, ValueError):
         said = ""
-    return os.environ.get("KERAS_BACKEND") or said or "tensorflow"
+    return os.environ.get("KERAS_BACKEND") or said
+
+
+def machine() -> list[str]:
+    """Return the facts that hold without an engine, a line for each."""
+    cores = os.cpu_count() or 1
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return [
+        f"packages: {installed()}",
+        f"system: Python {platform.python_version()}, {platform.platform()}",
+        f"machine: {cores} cores, {memory:.1f} GiB of memory",
+    ]
 
 
 def circumstances() -> tuple[list[str], list[str]]:
@@ -69,18 +101,10 @@ def circumstances() -> tuple[list[str], list[str]]:
     devices = keras.distribution.list_devices()
     given = "KERAS_BACKEND" if "KERAS_BACKEND" in os.environ else "keras.json, or Keras' default"
     cores = os.cpu_count() or 1
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     flags = os.environ.get("XLA_FLAGS", "none")
     facts = {
-        "packages": ", ".join(
-            f"{package} {found}"
-            for package in ("wholestep", *_PACKAGES)
-            if (found := _version(package))
-        ),
-        "system": f"Python {platform.python_version()}, {platform.platform()}",
         "engine": f"{name} (from {given})",
         "devices": f"{len(devices)}: {', '.join(devices[:8])}",
-        "machine": f"{cores} cores, {memory:.1f} GiB of memory",
         "numbers": f"{keras.config.floatx()}, policy {keras.config.dtype_policy().name}",
         "XLA_FLAGS": flags,
     }
@@ -114,7 +138,7 @@ def circumstances() -> tuple[list[str], list[str]]:
         facts["repeatable"] = "not to the bit: on a GPU, call wholestep.deterministic() first"
     if "device_count" in flags and len(devices) > cores:
         slow.append(f"{len(devices)} virtual devices share {cores} cores.")
-    return [f"{fact}: {value}" for fact, value in facts.items()], slow
+    return [*machine(), *(f"{fact}: {value}" for fact, value in facts.items())], slow
 
 
 def _version(package: str) -> str | None:

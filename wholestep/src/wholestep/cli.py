@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from wholestep import __version__, aliases, backend
@@ -52,6 +53,7 @@ def _doctor(_: argparse.Namespace) -> int:
     try:
         facts, slow = backend.circumstances()
     except SpecificationError as error:
+        print("\n".join(backend.machine()), flush=True)
         return _fail(error, 1)
     print("\n".join([*facts, *(f"slow: {reason}" for reason in slow)]))
     return 0
@@ -105,6 +107,9 @@ def _launch(arguments: argparse.Namespace) -> int:
         must = "The script must be a file."
         return _fail(message(must, arguments.script, "the path of a Python file."), 2)
     os.environ.setdefault("KERAS_BACKEND", "jax")
+    if os.environ["KERAS_BACKEND"] == "jax" and find_spec("jax") is None:
+        must = "Several processes need the JAX engine."
+        return _fail(message(must, backend.installed(), backend.installing("jax")), 2)
     if arguments.num_processes is not None:
         return launch.launch(arguments.num_processes, arguments.script, arguments.arguments)
     import keras

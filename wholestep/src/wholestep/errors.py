@@ -1,6 +1,8 @@
 """Errors for the user, with messages of three parts; warnings, and lines about long waits."""
 
 import itertools
+import json
+import shlex
 import sys
 import sysconfig
 import threading
@@ -9,8 +11,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 _PACKAGE = str(Path(__file__).parent)
 _LIBRARIES = (
@@ -92,6 +96,25 @@ def message(must: str, received: object, attempt: str) -> str:
     """
     text = received if isinstance(received, str) else shown(received)
     return f"{must} Received: {text}. Try: {attempt}"
+
+
+def pip_install(*wanted: str) -> str:
+    """Return the command that installs distributions of the repository from where this one came: a
+    clone, a repository, or an index.
+
+    >>> pip_install("wholestep[jax]").startswith("pip install ")
+    True
+    """
+    found = next(iter(distributions(name="wholestep")), None)
+    origin = json.loads((found and found.read_text("direct_url.json")) or "{}")  # of PEP 610
+    url = unquote(origin.get("url", ""))
+    if "dir_info" in origin:
+        clone = url.removeprefix("file://").removesuffix("wholestep")
+        wanted = tuple(f"{clone}{each}" for each in wanted)
+    if "vcs_info" in origin:
+        source = f"{origin['vcs_info']['vcs']}+{url}#subdirectory="
+        wanted = tuple(f"{each} @ {source}{each.partition('[')[0]}" for each in wanted)
+    return f"pip install {shlex.join(wanted)}"
 
 
 def invalid(must: str, received: object, attempt: str) -> SpecificationError:

@@ -1,6 +1,7 @@
 """An installed wholestep is typed, and its requirements are complete."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from scripts import ENGINES, imported, lean, program
 from shares import on
 
 import wholestep as ws
-from wholestep import cli
+from wholestep import cli, errors
 
 ROOT = Path(__file__).parents[2]
 TOP = ROOT.parent
@@ -126,11 +127,11 @@ def test_a_former_name_says_how_to_install_stepcheck(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "stepcheck", None)  # as if it were not installed
     for call in (ws.audit, ws.audit.torch):
         with pytest.raises(
-            ws.SpecificationError, match=r"none installed.*pip install '\./stepcheck\[keras\]'"
+            ws.SpecificationError, match=r"none installed.*pip install '\S*stepcheck\[keras\]'"
         ):
             call(None, data=())
     assert cli.main(["audit", "train.py"]) == 2
-    assert "pip install './stepcheck[keras]'" in capsys.readouterr().err
+    assert f"{errors.pip_install('stepcheck[keras]')}." in capsys.readouterr().err
 
 
 def test_a_version_is_the_same_everywhere():
@@ -162,3 +163,49 @@ def test_every_link_of_the_project_leads_to_one_repository():
     urls = PROJECT["project"]["urls"]
     assert set(urls) >= {"Documentation", "Source", "Issues", "Changes"}
     assert all(url.startswith(urls["Source"]) for url in urls.values())
+
+
+class Installed:
+    """A distribution, with the file of its origin."""
+
+    def __init__(self, origin):
+        self.origin = origin
+
+    def read_text(self, name):
+        assert name == "direct_url.json"
+        return self.origin and json.dumps(self.origin)
+
+
+COMMANDS = [
+    (
+        [Installed({"url": "file:///home/me/a%20clone/wholestep", "dir_info": {}})],
+        "'/home/me/a clone/wholestep[demo]' '/home/me/a clone/stepcheck[keras]'",
+    ),
+    (
+        [Installed({"url": "https://a.b/c", "vcs_info": {"vcs": "git"}})],
+        "'wholestep[demo] @ git+https://a.b/c#subdirectory=wholestep' "
+        "'stepcheck[keras] @ git+https://a.b/c#subdirectory=stepcheck'",
+    ),
+    ([Installed({"url": "file:///tmp/a.whl"})], "'wholestep[demo]' 'stepcheck[keras]'"),
+    ([Installed(None)], "'wholestep[demo]' 'stepcheck[keras]'"),
+    ([], "'wholestep[demo]' 'stepcheck[keras]'"),
+]
+
+
+@pytest.mark.parametrize(("found", "told"), COMMANDS)
+def test_a_command_installs_from_where_wholestep_came(found, told, monkeypatch):
+    monkeypatch.setattr(errors, "distributions", lambda name: found)
+    assert errors.pip_install("wholestep[demo]", "stepcheck[keras]") == f"pip install {told}"
+
+
+@on("jax")
+def test_messages_install_what_exists_and_leave_the_command_to_one_function():
+    texts = {path: path.read_text() for path in (ROOT / "src").rglob("*.py")}
+    by_hand = [path.name for path, text in texts.items() if "pip install " in text]
+    assert by_hand == ["errors.py"]
+    calls = re.findall(r"pip_install\(f?(['\"].*?)\)", "".join(texts.values()))
+    named = re.findall(r"(\w+)\[(\w+)\]", " ".join(calls))
+    assert {("wholestep", "demo"), ("wholestep", "remote"), ("stepcheck", "keras")} <= {*named}
+    for name, extra in named:
+        project = tomllib.loads((TOP / name / "pyproject.toml").read_text())["project"]
+        assert extra in project["optional-dependencies"]

@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepcheck.errors import SpecificationError, message
+from stepcheck.errors import SpecificationError, message, pip_install
 
 LEGEND: dict[str, Any] = {"framealpha": 1.0, "edgecolor": "none", "fontsize": 9}
 _STYLE = """
@@ -48,7 +48,7 @@ def assert_drawable() -> None:
     """
     if not can_draw():
         must = "The pictures of a report need matplotlib."
-        attempt = "pip install './stepcheck[pictures]', or print(report)."
+        attempt = f"{pip_install('stepcheck[pictures]')}, or print(report)."
         raise SpecificationError(message(must, "none installed", attempt))
 
 

@@ -32,6 +32,7 @@ from wholestep.errors import (
     SpecificationError,
     WholestepError,
     message,
+    pip_install,
     tell,
 )
 
@@ -86,7 +87,7 @@ class Store(CheckpointFolder):
         except (ImportError, ValueError) as error:
             must = f"{self.folder} needs fsspec, and its package for this kind of address."
             attempt = (
-                "pip install './wholestep[remote]', with s3fs for s3://, gcsfs for gs:// or "
+                f"{pip_install('wholestep[remote]')}, with s3fs for s3://, gcsfs for gs:// or "
                 "adlfs for az://."
             )
             received = self.folder.without_secrets(str(error))

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from wholestep.errors import invalid
+from wholestep.errors import invalid, pip_install
 
 LEGEND: dict[str, Any] = {"framealpha": 1.0, "edgecolor": "none", "fontsize": 9}
 _STYLE = """
@@ -44,7 +44,7 @@ def assert_drawable() -> None:
         raise invalid(
             "The pictures of a report need matplotlib.",
             "none installed",
-            "pip install './wholestep[demo]', or print(report).",
+            f"{pip_install('wholestep[demo]')}, or print(report).",
         )
 
 
