@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepcheck.report.report import Report
     from stepcheck.trace.trace import Trace
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 __all__ = [
     "Objective",
     "SpecificationError",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wholestep.steps import Step
     from wholestep.trainer import Trainer
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BatchError",
