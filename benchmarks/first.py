@@ -24,8 +24,16 @@ class _First(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def measure(work: str, who: str) -> float:
-    """Return the seconds that `who` ("wholestep" or "Keras fit") takes on this work."""
+def measure(work: str, who: str, programs: str = "") -> float:
+    """Return the seconds that `who` ("wholestep" or "Keras fit") takes on this work.
+
+    `programs`: a folder in which JAX keeps what it compiles.
+    """
+    if programs:
+        import jax
+
+        jax.config.update("jax_compilation_cache_dir", programs)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     chosen = WORKS[work]
     model = chosen.model()
     data = chosen.data(quick=False)
