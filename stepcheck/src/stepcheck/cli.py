@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for first in given[:1]:
             if first.endswith(".ipynb"):
                 _assert_script(first)
-        own, misplaced = _parser().parse_known_args(given[:end])
+        own, misplaced = command_line().parse_known_args(given[:end])
         if misplaced:
             raise SpecificationError(usage.misplaced(own.command, misplaced))
         return {"run": _run, "record": _record, "diff": _diff}[own.command](
@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return UNSEEN
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="stepcheck", description="gradcheck for a whole training step."
     )

@@ -16,7 +16,7 @@ _UNREAD = 141  # the exit code of shells for it
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return its exit code, 0 if all went well."""
-    parser = _parser()
+    parser = command_line()
     arguments = parser.parse_args(argv)
     if "command" not in arguments:
         parser.print_help()
@@ -30,7 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="wholestep", description="Train Keras 3 models one whole step at a time."
     )
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         "doctor",
         help="show versions, engine, devices and memory",
         description="Show versions, engine, devices and memory, and reasons why training would be "
-        "slow: for a report of an error.",
+        "slow: for a report of an error. Exit codes: 0, or 1 without an engine.",
     )
     doctor.set_defaults(command=_doctor)
     return parser
@@ -90,7 +91,8 @@ def _add_launch(commands: argparse._SubParsersAction) -> None:
         description="Run a training script in several processes that make every update together, "
         "on the JAX engine. With -n, start them on this machine. Without, join the run that this "
         "process was started for by Slurm, Open MPI, Kubernetes or a TPU pod, as jax.distributed "
-        "finds out.",
+        "finds out. The exit code is 2 if the run cannot begin, or else the first of a process "
+        "that is not 0.",
     )
     parser.add_argument(
         "-n", "--num-processes", type=_count, help="how many processes to start on this machine"

@@ -44,7 +44,7 @@ HELP = {
     "--html": "write the report with pictures, too",
     "-o": "the file of the trace",
     "a": "the file of a trace",
-    "b": "that of another",
+    "b": "the file of the other",
     "--bits": "whether numbers must be equal to the bit",
 }
 _MUST = "--model, --data and --loss must state what is meant, as the script does not."

@@ -48,8 +48,11 @@ def add_commands(commands: "argparse._SubParsersAction[Any]") -> None:
         "copy": (_copy, "copy the checkpoints that TARGET lacks, and verify every byte"),
         "prune": (_prune, "remove the checkpoints that no rule keeps, if the newest is good"),
     }
+    codes = "Exit codes: 0 if all is good, 1 if anything is bad or missing."
     for name, (call, text) in calls.items():
-        command = kinds.add_parser(name, help=text, description=f"{text.capitalize()}.")
+        command = kinds.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}. {codes}"
+        )
         single = "" if name == "prune" else ", or a single checkpoint in it"
         text = f"a folder of checkpoints{single}; or s3://bucket/runs/a"
         command.add_argument("path", type=as_location, help=text)
