@@ -69,7 +69,9 @@ def section(parser: argparse.ArgumentParser) -> Iterator[str]:
     first, *rest = wrapped(" ".join(names), 84 - len(parser.prog)) or [""]
     usage = [f"    {parser.prog} {first}", *(" " * (5 + len(parser.prog)) + line for line in rest)]
     about = re.sub("`[^`]*`", lambda code: code[0].replace(" ", GLUE), parser.description or "")
-    yield from [f"## {parser.prog}", "", *usage, "", *wrapped(about), ""]
+    yield from [f"## {parser.prog}", "", *usage, ""]
+    for paragraph in about.replace(" Exit codes: ", "\nExit codes: ").splitlines():
+        yield from [*wrapped(paragraph), ""]
     explained = [each for each in [*others, *options] if each.help]
     if explained:
         yield from ["| argument | |", "|---|---|"]
