@@ -174,16 +174,35 @@ class Trainer(OnBatch):
         and reused after every epoch.
 
         Args:
+            x: the inputs, (rows, ...), or a source of batches: `Batches`, or data that Keras takes.
+            y: the labels, (rows, ...); None if `x` has them.
             batch_size: rows in an update, 32 if not given; a list or a function for batches that
-                grow, as in `Batches`.
+                grow, as in `Batches`. For data in batches, leave it out.
+            epochs: the number of the last epoch: as in Keras, `initial_epoch` counts.
+            verbose: 0, 1, 2 or "auto", as in Keras. The bar of a terminal or a notebook also shows
+                rows per second and the reasons of waits.
             callbacks: Keras' callbacks. Where one has hooks of a batch, each update is a separate
                 dispatch. If these hooks use the logs alone, set its attribute
                 `reads_model = False`: they are called for each update, up to 0.1 s later, and
                 several updates share a dispatch.
+            validation_split: the fraction of the rows, the last ones of the arrays, to validate on.
+            validation_data: data to validate on: (x, y), (x, y, sample_weight), or a source of
+                batches. Of an iterator, every epoch gets the same batches; Keras reads on.
+            shuffle: whether the rows are permuted in each epoch, by the trainer's seed; "batch":
+                within their batch. For `Batches`, leave it out.
             class_weight: the weight of a row by its class, {class: weight}; of several outputs
                 {output: {class: weight}}. `sample_weight` multiplies it (Keras refuses both).
+            sample_weight: the weights of the rows, or of their tokens or pixels, as in Keras.
+            initial_epoch: the epoch to begin with, from 0.
+            steps_per_epoch: the number of updates in an epoch; the next epoch continues with the
+                next batch. In Keras, an epoch ends with the data.
+            validation_steps: the number of batches to validate on; None for all.
+            validation_batch_size: rows in a batch of the validation; None for `batch_size`, or the
+                first of its sizes. For data in batches, leave it out.
+            validation_freq: the number of epochs from one validation to the next, or a list of the
+                epochs to validate after, counted from 1.
             checkpoints: a folder, or `Checkpoints`, to which the run is saved, and from which it
-                resumes.
+                resumes. Keras has no such argument.
 
         Returns:
             The History: each epoch's loss and metrics. The loss of an epoch is the sum of all
