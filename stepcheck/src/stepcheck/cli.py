@@ -62,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog="stepcheck", description="gradcheck for a whole training step."
+        prog="stepcheck",
+        description="gradcheck for a whole training step, for PyTorch and Keras: prove whether "
+        "each update is the one that you state.",
+        epilog="Keras models are trained by the package wholestep.",
     )
     parser.add_argument(
         "--version", action="version", version=f"stepcheck {__version__}"

@@ -33,7 +33,10 @@ def main(argv: list[str] | None = None) -> int:
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog="wholestep", description="Train Keras 3 models one whole step at a time."
+        prog="wholestep",
+        description="Train Keras 3 models on JAX or TensorFlow, one whole step, however you cut "
+        "the batch.",
+        epilog="Training loops of PyTorch and Keras are checked by the package stepcheck.",
     )
     parser.add_argument("--version", action="version", version=f"wholestep {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")

@@ -14,6 +14,7 @@ import release
 from scripts import ENGINES, imported, lean, program
 from shares import on
 
+import stepcheck.cli
 import wholestep as ws
 from wholestep import cli, errors
 
@@ -157,6 +158,19 @@ def test_what_goes_into_a_source_archive_is_there():
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     assert all((ROOT / path.strip("/")).exists() for path in included)
     assert not [path for path in included if path.strip("/").startswith(".")]
+
+
+@on("jax")
+def test_the_words_on_both_packages_agree_everywhere():
+    first = " ".join((TOP / "README.md").read_text().replace("*", "").split())
+    for package, module in (("wholestep", cli), ("stepcheck", stepcheck.cli)):
+        project = tomllib.loads((TOP / package / "pyproject.toml").read_text())["project"]
+        site = (TOP / package / "mkdocs.yml").read_text()
+        assert re.findall(r'^site_description: "?(.*?)"?$', site, re.M) == [project["description"]]
+        assert module.command_line().description == project["description"]
+        words = re.sub(r"^Train |:.*|\.$", "", project["description"])
+        assert words in first
+        assert {"keras", "jax", "tensorflow", "training loop"} <= {*project["keywords"]}
 
 
 def test_every_link_of_the_project_leads_to_one_repository():
