@@ -1,4 +1,4 @@
-# From a fresh clone: `make train`, `make test`, `make large`. Each makes its own virtual environment.
+# From a fresh clone: `make train`, `make check`, `make test`, `make large`. Each makes its own virtual environment.
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
@@ -10,10 +10,14 @@ on-both = for engine in $(ENGINES); do for package in $(PACKAGES); do \
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: train test slow lint suite torch remote large keras-own matrix release corpus bench docs clean
+.PHONY: train check test slow lint suite torch remote large keras-own matrix release corpus bench docs clean
 
 train: $(VENV)/installed-demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/python examples/digits.py
+
+# stepcheck on a loop that is wrong, and on the loop with the fix that the report proposes.
+check: $(VENV)/installed-check-$(BACKEND)
+	KERAS_BACKEND=$(BACKEND) $(BIN)/python examples/audit.py
 
 test: lint suite torch
 
@@ -98,11 +102,16 @@ $(VENV)/installed-demo-%: $(PROJECTS)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable './wholestep[demo,$*]'
 	touch $@
 
+$(VENV)/installed-check-%: $(PROJECTS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable './wholestep[$*]' --editable './stepcheck[keras,pictures]'
+	touch $@
+
 $(VENV)/installed-all: $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable './wholestep[demo,jax,tensorflow,dev]' \
 		--editable './stepcheck[keras,dev]'
-	touch $@ $(VENV)/installed-demo-jax $(VENV)/installed-demo-tensorflow
+	touch $@ $(foreach engine,jax tensorflow,$(VENV)/installed-demo-$(engine) $(VENV)/installed-check-$(engine))
 
 $(VENV)-torch/installed: $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)-torch

@@ -9,11 +9,15 @@ cost on a real text.
 1. the loop as written: one cause, in the gradient, and the line to change;
 2. the same loop with the fix that the report proposes: no cause.
 
-    KERAS_BACKEND=tensorflow python examples/audit.py        (or jax)
+The first report is also written as a page with pictures, `audit-<backend>.html`.
+
+    KERAS_BACKEND=tensorflow python examples/audit.py [--out FOLDER]        (or jax)
 """
 
+import argparse
 import os
 import random
+from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
@@ -29,10 +33,19 @@ NUM_PAIRS = 240
 BATCH_SIZE = 64
 
 
-def main():
+def main(argv=None):
     """Watch the loop as written and mended; return both reports."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the page")
+    out = parser.parse_args(argv).out
     pairs = draw_pairs(np.random.default_rng(0))
     reports = [watched("as written", as_written, pairs), watched("with that fix", mended, pairs)]
+    page = out / f"audit-{keras.backend.backend()}.html"
+    out.mkdir(parents=True, exist_ok=True)
+    reports[0].html(page)
+    print(f"The first report with pictures: {page}")
     print("You have seen: stepcheck ran the loop as it stands, and named the line to change.")
     return reports
 

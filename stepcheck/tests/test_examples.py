@@ -23,8 +23,10 @@ def load(name):
 @on("tensorflow")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.slow
-def test_audit(capsys):
-    written, mended = load("audit").main()
+def test_audit(capsys, tmp_path):
+    written, mended = load("audit").main(["--out", str(tmp_path)])
+    (page,) = tmp_path.iterdir()
+    assert "<img" in page.read_text()
     assert faults(written) == [Fault.BROADCAST]
     assert mended.is_right
     assert "all as meant" in capsys.readouterr().out
