@@ -45,6 +45,12 @@ def test_the_programs_of_the_first_page_run():
     assert report.is_right
 
 
+@pytest.mark.own
+@pytest.mark.slow
+def test_the_programs_of_the_page_on_stating_run():
+    assert run("stating.md", keras.backend.backend()).is_right
+
+
 @on("jax")
 @pytest.mark.skipif(
     keras.backend.backend() != "jax", reason="the loop calls JAX"
@@ -159,6 +165,14 @@ def test_the_links_of_a_page_lead_somewhere(path):
     for file, heading in filter(None, places):
         assert file.exists(), file
         assert not heading or heading in anchors(file), (file, heading)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name
+)
+def test_a_page_is_short(path):
+    is_table = path.name in ("findings.md", "limits.md")
+    assert is_table or len(TEXTS[path].split()) <= 1200
 
 
 @pytest.mark.parametrize(
