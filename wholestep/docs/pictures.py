@@ -184,7 +184,7 @@ def stacked(images: list[Image.Image]) -> Image.Image:
 
 
 def differences() -> dict[str, tuple[float, ...]]:
-    """Run examples/digits.py; return how far the weights of each run are from those of the first."""
+    """Run examples/digits.py; return the distance of the weights from the first run's, by run."""
     sys.path.insert(0, str(EXAMPLES))
     import digits
 
@@ -194,7 +194,7 @@ def differences() -> dict[str, tuple[float, ...]]:
 
 
 def draw_train(path: Path, runs: dict[str, tuple[float, ...]]) -> None:
-    """Draw how far the weights of each run are from those of the first, after each epoch."""
+    """Draw the distance of the weights from the first run's, after each epoch."""
     figure, axes = plt.subplots(figsize=(5.25, 3.5), layout="constrained")
     for name, curve in runs.items():
         colour, label = next(told for part, told in GROUPS.items() if part in name)

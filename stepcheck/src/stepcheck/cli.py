@@ -63,8 +63,8 @@ def command_line() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="stepcheck",
-        description="gradcheck for a whole training step, for PyTorch and Keras: prove whether "
-        "each update is the one that you state.",
+        description="gradcheck for a whole training step, for PyTorch and Keras: prove for each "
+        "update whether it is the update that you state.",
         epilog="Keras models are trained by the package wholestep.",
     )
     parser.add_argument(

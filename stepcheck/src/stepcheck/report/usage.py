@@ -11,8 +11,8 @@ from stepcheck.report.words import listed
 
 ABOUT = {
     "run": (
-        "Run a training script, unchanged, for a few updates, and say whether each was the one "
-        "that was meant. A compiled Keras model and the arrays of its `fit` need not be named, nor "
+        "Run a training script, unchanged, for a few updates, and say whether each was the update "
+        "that is meant. A compiled Keras model and the arrays of its `fit` need not be named, nor "
         "does a Trainer of Transformers. Arguments of the script stand after `--`. In a notebook, "
         "write `with stepcheck.watch(model, data=(x, y), loss=loss_fn) as report:` in a cell. Exit "
         "codes: 0 if the updates are right, 1 if something was found, 2 if they were not judged, "
@@ -40,7 +40,7 @@ HELP = {
     "--learning-rate": "the rate that is meant",
     "--rows": "how each pass over the data takes the rows: once, or shuffled anew, too",
     "--updates": "updates after which the script ends (default: 40)",
-    "--json": "print JSON; what a script prints goes to stderr",
+    "--json": "print JSON; the script's output goes to stderr",
     "--html": "write the report with pictures, too",
     "-o": "the file of the trace",
     "a": "the file of a trace",
