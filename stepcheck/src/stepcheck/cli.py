@@ -46,8 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     end = given.index("--") if "--" in given else len(given)
     try:
         for first in given[:1]:
-            if first.endswith(".ipynb"):
+            if first.endswith((".ipynb", ".py")):
                 _assert_script(first)
+                raise SpecificationError(usage.without_command(first))
         own, misplaced = command_line().parse_known_args(given[:end])
         if misplaced:
             raise SpecificationError(usage.misplaced(own.command, misplaced))
