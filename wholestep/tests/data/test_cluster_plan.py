@@ -13,7 +13,7 @@ from wholestep.cut import Cut
 from wholestep.data.block import share_out
 from wholestep.data.order import Order
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "notes" / "011-large-cluster.md").read_text()
 HOSTS = 4096
 REPLICAS = 8
 ROWS = 16

@@ -24,7 +24,7 @@ REPOSITORY = re.search(r"^repo_url: (.*)$", SITE, re.M)[1]
 RUN_HERE = [
     DOCS / name for name in ("index.md", "accumulation.md", "sequences.md", "finetune.md")
 ] + sorted(DOCS.glob("api/*.md"))
-CLUSTER = DOCS / "cluster.md"
+OWN_LOOP = DOCS / "own-loop-on-devices.md"
 OF_ENGINE = {"tensorflow": "tf.function", "jax": "jax.jit"}
 
 
@@ -77,12 +77,12 @@ def test_the_loops_of_the_page_on_several_devices_are_right_with_a_short_batch(i
     names["optimizer"] = model.optimizer
     (block,) = (
         each
-        for each in re.findall(r"```python\n(.*?)```", TEXTS[CLUSTER], re.S)
+        for each in re.findall(r"```python\n(.*?)```", TEXTS[OWN_LOOP], re.S)
         if f"@{OF_ENGINE[engine]}" in each
     )
     assert " / count + penalty" in block
     block = block.replace(" / count + penalty", " / 32.0 + penalty") if is_wrong else block
-    exec(compile(block, CLUSTER.name, "exec"), names)
+    exec(compile(block, OWN_LOOP.name, "exec"), names)
 
     by_keras = network()
     for batch in batches:
