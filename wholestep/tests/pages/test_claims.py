@@ -301,13 +301,13 @@ def test_the_example_shards_the_kernels_that_it_names():
 
 
 def test_a_frozen_base_stays_while_all_else_moves():
-    names = run({}, "recipes.md", section="Transfer learning", end="before = base.get_weights()")
+    names = run({}, "howto.md", section="Transfer learning", end="before = base.get_weights()")
     model = names["model"]
     base = names["base"]
     before = weights_of(names["model"])
     run(
         names,
-        "recipes.md",
+        "howto.md",
         section="Transfer learning",
         begin="before = base",
         end="base.trainable = True",
@@ -315,7 +315,7 @@ def test_a_frozen_base_stays_while_all_else_moves():
     head = {v.path for v in model.weights} - {v.path for v in base.weights}
     assert moved(model, before) == head != set()
     before = weights_of(model)
-    run(names, "recipes.md", section="Transfer learning", begin="base.trainable = True")
+    run(names, "howto.md", section="Transfer learning", begin="base.trainable = True")
     assert moved(model, before) == {v.path for v in model.weights}
 
 

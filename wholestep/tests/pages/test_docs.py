@@ -21,9 +21,8 @@ TEXTS = {
 }
 SITE = (ROOT / "mkdocs.yml").read_text()
 REPOSITORY = re.search(r"^repo_url: (.*)$", SITE, re.M)[1]
-RUN_HERE = [
-    DOCS / name for name in ("index.md", "accumulation.md", "sequences.md", "finetune.md")
-] + sorted(DOCS.glob("api/*.md"))
+WITH_PROGRAMS = "index", "from-fit", "accumulation", "sequences", "finetune", "faq"
+RUN_HERE = [DOCS / f"{name}.md" for name in WITH_PROGRAMS] + sorted(DOCS.glob("api/*.md"))
 OWN_LOOP = DOCS / "own-loop-on-devices.md"
 OF_ENGINE = {"tensorflow": "tf.function", "jax": "jax.jit"}
 

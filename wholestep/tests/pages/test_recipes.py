@@ -111,30 +111,6 @@ def test_a_policy_learns_from_episodes_of_any_length():
     assert len(names["trainer"].executor.planner.programs) <= 3
 
 
-def test_batches_grow_while_the_rate_counts_rows():
-    names = cook("Batches that grow")
-    falls, sizes = names["falls"], names["sizes"]
-    rate = names["growing"].optimizer.learning_rate
-    last = 16 * 8 + 6 * 32  # of the rows of 22 updates; the rate is that of the next one
-    assert float(rate) == pytest.approx(float(falls(last)), abs=1e-6)
-    assert sizes[0] == (0, 8)
-
-
-def test_norms_are_logged_where_they_are_asked_for():
-    names = cook("Norms in the logs, and a bound of skips")
-    assert {*names["names"], "loss"} == set(names["history"])
-    assert names["norms"][0] > names["norms"][-1] > 0
-
-
-def test_what_is_frozen_stays_and_moves_when_it_is_not():
-    names = cook("Transfer learning")
-    for before, frozen, after in zip(
-        names["before"], names["frozen"], names["base"].get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(before, frozen)
-        assert np.any(after != frozen)
-
-
 def test_lora_trains_beside_the_kernels():
     names = cook("LoRA")
     for before, layer in zip(names["before"], names["model"].layers, strict=True):
@@ -152,15 +128,3 @@ def test_augmentation_on_the_device_is_off_in_evaluation_and_that_of_a_row_is_th
     assert plain == pytest.approx(model.evaluate(x, y, verbose=0), rel=1e-5)
     one, other = (names["shifted"].in_order().load(0, 0)[0] for _ in range(2))
     np.testing.assert_array_equal(one, other)
-
-
-def test_a_run_that_was_stopped_goes_on():
-    names = cook("Stop, and resume in another process")
-    assert names["numbers"] == [4]
-    whole = names["begin"]()
-    steps = list(whole.steps((names["x"], names["y"]), epochs=2))
-    assert len(steps) == 4
-    for ours, theirs in zip(
-        names["second"].model.get_weights(), whole.model.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(ours, theirs)
