@@ -75,7 +75,7 @@ matrix-%: $(VENV)-release/installed
 		--resolution $(if $(findstring oldest,$*),lowest-direct,highest)
 	$(UV) pip freeze --quiet --python $(HERE) --exclude-editable > $(HERE)/versions.txt
 	$(UV) pip install --quiet --python $(HERE) --editable './wholestep[$(ENGINE),demo]' --constraint $(HERE)/versions.txt \
-		hypothesis pytest pytest-xdist
+		hypothesis pytest pytest-xdist 'tensorboard>=2.19,<3'
 	grep -iE '^(keras|jax|tensorflow-cpu|tensorflow|numpy|ml-dtypes|xxhash)==' $(HERE)/versions.txt | xargs echo $*:
 	KERAS_BACKEND=$(ENGINE) $(HERE)/bin/pytest -c wholestep/pyproject.toml $(PARALLEL) $(QUICK)
 
