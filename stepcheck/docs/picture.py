@@ -45,10 +45,11 @@ def draw(path: Path) -> dict[str, np.ndarray]:
     """Draw the picture, which holds its code, and return the curves."""
     code = program()
     curves = {
-        "the loop below": losses(code),
+        "as written": losses(code),
         f"with {FIX}": losses(f"{code}\n{FIX}"),
     }
-    figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
+    # 840 x 416 pixels, with letters that can be read at half of it
+    figure, axes = plt.subplots(figsize=(5.25, 2.6), layout="constrained")
     epochs = np.arange(1, NUM_EPOCHS + 1)
     for (label, curve), colour in zip(
         curves.items(), ("tab:red", "tab:blue"), strict=True
@@ -61,13 +62,14 @@ def draw(path: Path) -> dict[str, np.ndarray]:
             textcoords="offset points",
             color=colour,
             ha="right",
+            fontsize=12,
         )
     axes.set(
         xlabel="epoch", ylabel="loss of the loop", ylim=0, xlim=(1, NUM_EPOCHS)
     )
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120, metadata={"Source": code})
+    figure.savefig(path, dpi=160, metadata={"Source": code})
     plt.close(figure)
     return curves
 

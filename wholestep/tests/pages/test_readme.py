@@ -115,7 +115,15 @@ def test_a_page_runs_in_the_environment_that_it_makes(page, tmp_path):
 
 @on("jax")
 def test_the_first_page_is_short():
-    assert len(FIRST.splitlines()) <= 60
+    assert len(FIRST.splitlines()) <= 65
+
+
+@on("jax")
+def test_the_first_page_has_two_pictures_of_the_repository():
+    raw = "https://raw.githubusercontent.com/wholestep/wholestep/main/"
+    pictures = re.findall(rf"!\[([^]]+)\]\({raw}(\S+\.png)\)", FIRST)
+    assert len(pictures) == 2
+    assert all((TOP / path).exists() for _, path in pictures)
 
 
 @on("jax")
