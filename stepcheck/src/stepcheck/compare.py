@@ -190,10 +190,8 @@ class _Comparison:
             yield self._quantity(*at, Sides.of([name], rates[:1], rates[1:]))
         moves, near, most = None, None, differs
         if pair.are_whole and known:
-            sides, most = (
-                zip(known.ones, known.twos, self._near, strict=True),
-                ROUNDED,
-            )
+            sides = zip(known.ones, known.twos, self._near, strict=True)
+            most = ROUNDED
             near = self._near = [_are_near(a, b) & mask for a, b, mask in sides]
         if before and after and gradients:
             moves = _moves(before, after, near)

@@ -95,7 +95,9 @@ class Port(ABC):
         *,
         by_pass: ByPass | None = None,
     ):
-        self.model, self.data, self.by_pass = model, data, by_pass
+        self.model = model
+        self.data = data
+        self.by_pass = by_pass
         self.num_rows = len(tree.leaves(data[0])[0])
 
     def _measure(

@@ -173,7 +173,9 @@ class _Trained:
     def __init__(
         self, update: Callable[..., Any], rows: Batch, cut: tuple[int, ...]
     ):
-        self._update, self._rows, self._cut = update, rows, cut
+        self._update = update
+        self._rows = rows
+        self._cut = cut
         self._base = self._weights({}, cut)
         self.names = [name for name, *_ in self._base]
         self.dtypes = [dtype for _, dtype, _ in self._base]

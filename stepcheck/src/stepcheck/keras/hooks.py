@@ -185,12 +185,10 @@ class Hooks:
         log: Log,
         beside: Beside | None = None,
     ):
-        self.model, self.listener, self.log, self.beside = (
-            model,
-            listener,
-            log,
-            beside,
-        )
+        self.model = model
+        self.listener = listener
+        self.log = log
+        self.beside = beside
         # models with training functions made inside
         self._renewed: set[int] = set()
         self._stack = ExitStack()

@@ -149,10 +149,8 @@ def _rates(
     axes = figure.subplots()
     numbers = [u.number for u in updates]
     used = np.array([u.applied.learning_rate for u in updates])
-    caption, near = (
-        "No schedule was given to compare with.",
-        np.ones(len(used), bool),
-    )
+    caption = "No schedule was given to compare with."
+    near = np.ones(len(used), bool)
     if schedule is not None:
         first = updates[0].applied.iterations
         meant = [schedule(first + i) for i in range(len(used))]

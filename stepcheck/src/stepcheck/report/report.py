@@ -165,10 +165,8 @@ class Report:
     def _own_case(self) -> Case:
         if self._case is None:
             must = "A report is read after its loop."
-            given, try_this = (
-                "one inside its `with`",
-                "read it after the `with`.",
-            )
+            given = "one inside its `with`"
+            try_this = "read it after the `with`."
             raise SpecificationError(message(must, given, try_this))
         return self._case
 

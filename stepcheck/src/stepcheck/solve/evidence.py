@@ -53,8 +53,11 @@ class Meant:
         scaled: list[Scaled],
         optimizer: Any = None,
     ):
-        self.replay, self.objective, self.modes = replay, objective, modes
-        self.place, self.optimizer = place, optimizer
+        self.replay = replay
+        self.objective = objective
+        self.modes = modes
+        self.place = place
+        self.optimizer = optimizer
         self.is_scaled = bool(scaled)
         self.clips_scaled = any(each.is_last for each in scaled)
         self.windows = Counter[int]()

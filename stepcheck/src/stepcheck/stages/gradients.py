@@ -169,10 +169,8 @@ def _is_zeroed(e: Evidence) -> bool:
     """Whether the gradients of some parameters are made zero by hand, and the others
     are right.
     """
-    apart, differs = (
-        e.by_parameter(e.reference),
-        e.meant.replay.tolerance.differs,
-    )
+    apart = e.by_parameter(e.reference)
+    differs = e.meant.replay.tolerance.differs
     used = [name for name, own in e.cut(e.handed).items() if np.any(own)]
     return bool(used) and all(apart[name] <= differs for name in used)
 
@@ -259,10 +257,8 @@ def _located(differing: list[Evidence]) -> Finding:
     parameters: tuple[str, ...] = ()
     if not at and factors_of(e) is None:
         change = Change(Fault.GRADIENT_UNLIKE)
-        apart, differs = (
-            e.by_parameter(e.reference),
-            e.meant.replay.tolerance.differs,
-        )
+        apart = e.by_parameter(e.reference)
+        differs = e.meant.replay.tolerance.differs
         parameters = tuple(name for name, far in apart.items() if far > differs)
     found = _finding(change, differing, differing)
     where = replace(found.where, rows=rows, parameters=parameters)
