@@ -91,7 +91,7 @@ def main():
     both = [f"{trainer.source}[tensorflow,demo]", f"{check.source}[keras]"]
     try_out("tensorflow", both, ["wholestep", "stepcheck"])
     python = try_out("torch", [f"{check.wheel}[torch]"], ["stepcheck"])
-    run(python, "-c", NONE_OF.format(BESIDE_TORCH))
+    run(python, "-I", "-c", NONE_OF.format(BESIDE_TORCH))  # without the folder from which this runs
     names = [path.name for each in (trainer, check) for path in (each.wheel, each.source)]
     print(f"{', '.join(names)} in {OUT.relative_to(TOP)} are good.")
 
