@@ -392,11 +392,11 @@ def test_a_notebook_is_watched_in_a_cell(command, tmp_path, capsys):
     )
 
 
-def test_a_script_without_a_command_is_answered_with_it(tmp_path, capsys):
+def test_a_script_without_a_command_is_run(tmp_path, capsys):
     script = tmp_path / "train.py"
     script.write_text("")
-    assert main([str(script)]) == UNSEEN
-    assert f"Try: stepcheck run {script}" in capsys.readouterr().err
+    assert main([str(script), "--", "--epochs", "3"]) == UNSEEN
+    assert "Nothing was watched" in capsys.readouterr().err
     assert main([str(tmp_path / "none.py")]) == UNSEEN
     assert "must be a file" in capsys.readouterr().err
 

@@ -64,6 +64,45 @@ def test_a_clip_is_proved_up_to_its_bound(clip):
     assert "Largest distance of 18 gradients" in report.first_line
 
 
+ORDERS = pytest.mark.parametrize(
+    ("bound", "order"), [(0.02, float("inf")), (0.5, 1.0), (0.1, 2.0)]
+)
+
+
+@ORDERS
+def test_a_clip_by_any_norm_is_no_error(bound, order):
+    def clipped(model):
+        nn.utils.clip_grad_norm_(model.parameters(), bound, order)
+
+    report = looped(network(), before_step=clipped)
+    assert report.is_right, str(report)
+    assert reasons(report) == [Reason.CLIPPED_BY_HAND]
+
+
+@ORDERS
+def test_a_clip_of_a_single_update_is_no_error(bound, order):
+    model = network()
+
+    def train():
+        CROSS(model(X), CLASSES).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), bound, order)
+        SGD(model.parameters(), 0.1).step()
+
+    report = watched(model, train)
+    assert report.is_right, str(report)
+    assert reasons(report) == [Reason.CLIPPED_BY_HAND]
+
+
+@pytest.mark.parametrize("factor", [0.37, 0.5])
+def test_a_loss_that_is_smaller_in_each_update_is_no_clip(factor):
+    def scaled(model):
+        for weight in model.parameters():
+            weight.grad *= factor
+
+    report = looped(network(), before_step=scaled)
+    assert faults(report) == [Fault.ROWS_COUNTED_OTHERWISE]
+
+
 @pytest.mark.parametrize("penalty", [0.1, -0.1])
 def test_a_penalty_that_is_not_stated_is_no_certificate(penalty):
     report = looped(network(), penalty=penalty)

@@ -43,12 +43,10 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of argparse, by command
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
+    if "".join(given[:1]).endswith((".py", ".ipynb")):
+        given.insert(0, "run")
     end = given.index("--") if "--" in given else len(given)
     try:
-        for first in given[:1]:
-            if first.endswith((".ipynb", ".py")):
-                _assert_script(first)
-                raise SpecificationError(usage.without_command(first))
         own, misplaced = command_line().parse_known_args(given[:end])
         if misplaced:
             raise SpecificationError(usage.misplaced(own.command, misplaced))

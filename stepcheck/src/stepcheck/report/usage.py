@@ -71,12 +71,6 @@ def not_a_script(path: str) -> str:
     return message(must, path, attempt)
 
 
-def without_command(script: str) -> str:
-    """Return the message for a script where a command must stand."""
-    must = "A command must stand before the script."
-    return message(must, script, f"stepcheck run {shlex.quote(script)}")
-
-
 def misplaced(command: str, arguments: Sequence[str]) -> str:
     """Return the message for arguments that a command does not have: of a script,
     perhaps.

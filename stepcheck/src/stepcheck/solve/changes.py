@@ -111,46 +111,41 @@ def is_in_turn(evidence: list[Evidence]) -> bool:
 
 
 def clipped(everything: list[Evidence]) -> list[np.ndarray] | None:
-    """Return the references as the loop clips them: by norm or value, or each variable
-    by its norm; None if the gradients are not these.
+    """Return the references as the loop clips them: by a norm or by value, or each
+    variable by its norm; None if the gradients are not these.
     """
     replay = everything[0].meant.replay
     same = _SAME_IN_PART if replay.is_in_part else SOLVED
     same = _SAME_SPARSE if replay.is_sparse else same
     fits = replay.tolerance.fits
     pairs = [(e.handed, e.reference) for e in everything]
-    by_norm = _by_norm(pairs, fits, same)
-    if by_norm is not None:
-        return by_norm
-    bound = max(
-        float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs
-    )
+    for order in (2, np.inf, 1):
+        if (made := _by_norm(pairs, fits, same, order)) is not None:
+            return made
+    bound = max(np.max(np.abs(handed), initial=0.0) for handed, _ in pairs)
     by_value = [np.clip(meant, -bound, bound) for _, meant in pairs]
-    apart = [
-        distance(e.handed, own)
-        for e, own in zip(everything, by_value, strict=True)
-    ]
-    if max(apart) <= fits:
+    both = zip(everything, by_value, strict=True)
+    if all(distance(e.handed, own) <= fits for e, own in both):
         return by_value
     parts = [(e.cut(e.handed), e.cut(e.reference)) for e in everything]
     names = [*parts[0][0]]
-    if not all([*handed] == [*meant] == names for handed, meant in parts):
+    if any([*own] != names for pair in parts for own in pair):
         return None
     columns = []
     for name in names:
-        made = _by_norm(
-            [(own[name], meant[name]) for own, meant in parts], fits, same
-        )
-        if made is None:
+        pairs = [(own[name], meant[name]) for own, meant in parts]
+        if (made := _by_norm(pairs, fits, same)) is None:
             return None
         columns.append(made)
     return [np.concatenate(own) for own in zip(*columns, strict=True)]
 
 
 def _by_norm(
-    pairs: list[_Pair], fits: float, same: float
+    pairs: list[_Pair], fits: float, same: float, order: float = 2
 ) -> list[np.ndarray] | None:
-    """Return gradients, the longer ones cut to one length, if the loop's are these."""
+    """Return gradients, the longer ones cut to one length by the norm of this order, if
+    the loop's are these.
+    """
     cut: list[float] = []
     lengths: list[float] = []
     made: list[np.ndarray] = []
@@ -160,12 +155,11 @@ def _by_norm(
         made.append(factor * meant)
         if factor > 1 + fits or distance(handed, made[-1]) > fits:
             return None
-        lengths.append(float(np.linalg.norm(handed)))
+        lengths.append(float(np.linalg.norm(handed, order)))
         cut += lengths[-1:] * (factor < 1 - fits)
     least_cut = min(cut, default=1.0)
     longest = least_cut * (1 + max(same, fits))
-    is_so = not cut or (least_cut > 0 and max(lengths) <= longest)
-    return made if is_so else None
+    return made if not cut or 0 < max(lengths) <= longest else None
 
 
 def added(everything: list[Evidence]) -> tuple[float, bool] | None:

@@ -23,6 +23,7 @@ from stepcheck.trace.measure import SOLVED, is_even
 from stepcheck.values import MEANT, Change, Count, Detail, Known, Level
 
 RAW = 4.0  # the cost of numbers that are no fraction
+SCALED = 2.0  # of the number that was meant, times any number
 MOST_SOLVED = 256  # numbers of one update
 _SPARE = 4  # numbers of a gradient beyond the unknowns
 _UNNAMED = 0.5  # the cost of a form without a name in the field, beyond that of one with a name

@@ -15,7 +15,7 @@ from stepcheck.solve.changes import (
     is_in_turn,
     is_skipped,
 )
-from stepcheck.solve.coefficients import RAW, Explanation
+from stepcheck.solve.coefficients import RAW, SCALED, Explanation
 from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.solve.explain import NUM_SMALL, by_counts, explain
 from stepcheck.solve.outputs import factors_of, narrowed, solved
@@ -92,7 +92,9 @@ def _judged(everything: list[Evidence]) -> _Found:
     chosen = [*_spread(differing, _NUM_DIFFERING), *_spread(alike, _NUM_ALIKE)]
     at_outputs = narrowed(chosen)
     best = _best(by_counts, at_outputs, chosen)
-    is_open = best is None or best.cost >= RAW
+    # any clip by norm makes a single gradient shorter by some number
+    sure = RAW if differing[1:] else SCALED
+    is_open = best is None or best.cost >= sure
     made = clipped(everything) if is_open else None
     if made is not None:
         yield _of_clips(everything, differing, made)
