@@ -283,11 +283,31 @@ def test_too_little_stated_prints_the_command_to_run(run):
     first, last = err.splitlines()[-2:]
     assert "Try: stepcheck run " in first
     assert first.endswith("--model net --data X,Y --loss squares")
-    assert last.startswith("Seen in the script: models net; arrays ")
+    assert last.startswith("Seen in the script: model net; data ")
     assert {"x_all (48, 4)", "y_all (48, 1)", "w_all (48,)"} <= {
-        *re.split(", (?=[a-z])|arrays |; ", last)
+        *re.split(", (?=[a-z])|data |; ", last)
     }
-    assert "optimizers opt" in last
+    assert "optimizer opt" in last
+
+
+def test_a_data_set_is_proposed_before_the_tensors_of_a_batch(tmp_path, capsys):
+    pytest.importorskip("torch")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "rows = TensorDataset(torch.randn(24, 3), torch.randn(24, 1))\n"
+        "net, loss = torch.nn.Linear(3, 1), torch.nn.MSELoss()\n"
+        "opt = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for x, y in DataLoader(rows, 8, shuffle=True):\n"
+        "    opt.zero_grad()\n"
+        "    loss(net(x), y).backward()\n"
+        "    opt.step()\n"
+    )
+    assert main([str(script)]) == UNSEEN
+    err = capsys.readouterr().err
+    assert "--model net --data rows --loss loss" in err
+    assert "data rows (24,)" in err
 
 
 def test_a_loss_is_never_supposed(run):
@@ -606,10 +626,10 @@ def test_pytorch_with_too_little_stated(run):
         "--model trainer.model --data x_all,y_all --loss trainer.criterion"
     )
     assert (
-        "models trainer.model; arrays x_all (48, 4), y_all (48, 1), rows (8,)"
+        "model trainer.model; data x_all (48, 4), y_all (48, 1), rows (8,)"
         in err
     )
-    assert "losses trainer.criterion; optimizers trainer.opt." in err
+    assert "loss trainer.criterion; optimizer trainer.opt." in err
 
 
 @with_torch

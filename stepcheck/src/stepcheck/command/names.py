@@ -24,6 +24,7 @@ _PLAIN = (
 )
 _KINDS = {  # classes of Keras and PyTorch, by name
     "model": {"Model", "Module"},
+    "data": {"Dataset"},
     "loss": {"Loss", "_Loss"},
     "optimizer": {"Optimizer"},
 }
@@ -120,8 +121,8 @@ def imported(place: str) -> Any:
 
 
 def seen(scope: Scope) -> dict[str, dict[str, Any]]:
-    """Return models, arrays, losses and optimizers by name, for each option of the
-    command: of a scope, and attributes of its objects.
+    """Return models, arrays and data sets, losses and optimizers by name, for each
+    option of the command: of a scope, and attributes of its objects.
 
     >>> import numpy as np
     >>> [*seen({"x": np.ones(3), "num": 3})["data"]]
@@ -136,10 +137,7 @@ def seen(scope: Scope) -> dict[str, dict[str, Any]]:
         if home == "__main__" or (file and is_of_user(file)):
             parts = getattr(value, "__dict__", {})
             named |= {f"{name}.{key}": own for key, own in parts.items()}
-    found = {
-        kind: dict[str, Any]()
-        for kind in ("model", "data", "loss", "optimizer")
-    }
+    found = {kind: dict[str, Any]() for kind in _KINDS}
     known = set[int]()
     for name, value in named.items():
         bases = {base.__name__ for base in type(value).__mro__}

@@ -52,14 +52,7 @@ _LOSS = (
     "LOSS is a name of the script, such as criterion or torch.nn.functional.mse_loss, or a loss of "
     "Keras, such as mse."
 )
-_NUM_ARRAYS = 2  # inputs and labels
 _NEEDED = {"model": "NET", "data": "X,Y", "loss": "LOSS"}
-_SEEN = {
-    "model": "models",
-    "data": "arrays",
-    "loss": "losses",
-    "optimizer": "optimizers",
-}
 
 
 def not_a_script(path: str) -> str:
@@ -119,30 +112,30 @@ def understated(
 
     >>> import numpy as np
     >>> [*understated("train.py", {}, {"model": {"net": 1}, "data": {"x": np.ones((8, 3))}})][-1]
-    'Seen in the script: models net; arrays x (8, 3).'
+    'Seen in the script: model net; data x (8, 3).'
     """
-    shapes = {
-        name: tuple(array.shape) for name, array in seen.get("data", {}).items()
-    }
-    most = max((shape[0] for shape in shapes.values()), default=0)
-    longest = [name for name, shape in shapes.items() if shape[0] == most]
+    data = seen.get("data", {})
+    most = max(map(len, data.values()), default=0)
+    longest = [name for name, own in data.items() if len(own) == most]
+    arrays = [",".join(longest)] * (len(longest) == 2)  # inputs and labels
+    sets = [name for name, own in data.items() if not hasattr(own, "shape")]
+    choices = {**seen, "data": sets or arrays}
     options = {**_NEEDED}
-    if len(longest) == _NUM_ARRAYS:
-        options["data"] = ",".join(longest)
-    for kind in ("model", "loss"):
-        if len(seen.get(kind, ())) == 1:
-            (options[kind],) = seen[kind]
+    for kind in _NEEDED:
+        if len(choices.get(kind, ())) == 1:
+            (options[kind],) = choices[kind]
     options |= stated
     if not {*_NEEDED} <= {*stated}:
         command = f"stepcheck run {shlex.quote(script)} {_options(options)}"
         yield message(_MUST, _options(stated) or "none of them", command)
     if options["loss"] == _NEEDED["loss"]:
         yield _LOSS
-    names = {kind: tuple(objects) for kind, objects in seen.items()}
-    names["data"] = tuple(f"{name} {shape}" for name, shape in shapes.items())
-    told = [
-        f"{_SEEN[kind]} {listed(each)}" for kind, each in names.items() if each
-    ]
+    known = {kind: tuple(objects) for kind, objects in seen.items()}
+    known["data"] = tuple(
+        f"{name} {tuple(getattr(own, 'shape', (len(own),)))}"
+        for name, own in data.items()
+    )
+    told = [f"{kind} {listed(own)}" for kind, own in known.items() if own]
     if told:
         yield f"Seen in the script: {'; '.join(told)}."
 

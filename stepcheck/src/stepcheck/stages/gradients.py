@@ -128,8 +128,8 @@ def _of_clips(
     if differing[0].meant.clips_scaled:
         return _finding(Change(Fault.CLIP_BEFORE_UNSCALE), differing, differing)
     for e, own in zip(everything, made, strict=True):
-        lengths = [float(np.linalg.norm(each)) for each in (own, e.reference)]
-        share = lengths[0] / (lengths[1] or 1.0)
+        length = np.linalg.norm(e.reference) or 1.0
+        share = float(np.linalg.norm(own) / length)
         e.scale, e.rounding = share * e.scale, share * e.rounding
         e.reference = own
     return Unjudged(Reason.CLIPPED_BY_HAND, Stage.GRADIENT, len(differing))
