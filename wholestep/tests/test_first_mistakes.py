@@ -1,6 +1,7 @@
 """The mistakes of a first hour are answered with the way out, before anything ran."""
 
 import keras
+import numpy as np
 import pytest
 from small import X, Y, model
 
@@ -26,6 +27,11 @@ MISTAKES = {
         lambda: trainer().fit(X, Y, batchsize=3),
         TypeError,
         r"fit has no argument 'batchsize'\. Received: fit\(.*batchsize=\.\.\.\)\. Try: batch_size\.",
+    ),
+    "fit(microbatch_size=)": (
+        lambda: trainer().fit(X, Y, microbatch_size=3),
+        TypeError,
+        r"fit has no argument 'microbatch_size'\..*Try: Trainer\(\.\.\., microbatch_size=\.\.\.\)\.",
     ),
     "Trainer(micro_batch_size=)": (
         lambda: trainer(micro_batch_size=3),
@@ -113,6 +119,21 @@ def test_validation_data_are_looked_at_before_the_first_epoch(data, words):
     with pytest.raises(ws.BatchError, match=f"In validation_data: .*{words}"):
         ws.Trainer(made).fit(X, Y, verbose=0, validation_data=data, epochs=2)
     assert int(made.optimizer.iterations) == 0
+
+
+def test_validation_labels_that_do_not_fit_are_named_as_such():
+    with pytest.raises(ws.BatchError, match=r"^In validation_data: Class numbers in y must"):
+        trainer().fit(X, Y, verbose=0, validation_data=(X, Y + 7))
+
+
+def test_validation_images_of_another_size_that_the_model_takes_are_validated():
+    large, small = np.ones((8, 6, 6, 1), "float32"), np.ones((8, 4, 6, 1), "float32")
+    layers = [keras.layers.Conv2D(2, 3), keras.layers.GlobalMaxPooling2D(), keras.layers.Dense(1)]
+    images = keras.Sequential([keras.Input((6, 6, 1)), *layers])
+    images.compile("sgd", "mse")
+    labels = np.ones((8, 1), "float32")
+    found = ws.Trainer(images).fit(large, labels, verbose=0, validation_data=(small, labels))
+    assert len(found.history["val_loss"]) == 1
 
 
 def test_of_training_and_validation_data_that_both_do_not_fit_the_first_are_named():

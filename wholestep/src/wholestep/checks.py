@@ -41,7 +41,7 @@ def count(name: str, value: object, attempt: str, *, least: int = 1, otherwise: 
 def takes(must: str = "", attempt: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Explain the TypeError of a call that passes a method other arguments than it takes.
 
-    An unknown name is answered with the nearest one.
+    An unknown name is answered with the nearest one, or as one of the object itself.
 
     Args:
         must, attempt: of the error about other wrong arguments; "" leaves it to Python.
@@ -56,7 +56,7 @@ def takes(must: str = "", attempt: str = "") -> Callable[[Callable[P, R]], Calla
                 # raised by the method
                 if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                     raise
-                text = _explained(method, args[1:], list(map(str, kwargs)), must, attempt)
+                text = _explained(method, args, list(map(str, kwargs)), must, attempt)
                 if not text:
                     raise
                 raise TypeError(text) from error
@@ -89,14 +89,24 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def _explained(
     method: Callable, values: tuple, names: list[str], must: str, attempt: str
 ) -> str | None:
-    """Return the error of a call with these arguments; None if there is nothing to say."""
-    known = [name for name in signature(method).parameters if name != "self"]
+    """Return the error of a call with these arguments, of which the first is the object; None if
+    there is nothing to say.
+    """
+    known = _parameters(method)
     owner, _, own = method.__qualname__.rpartition(".")
     call = owner if own == "__init__" else own
-    received = [type(value).__name__ for value in values] + [f"{name}=..." for name in names]
-    unknown = [name for name in names if name not in known]
-    meant = nearest(unknown[0], known) if unknown else None
-    if meant or (unknown and not must):
-        must = f"{call} has no argument {unknown[0]!r}."
-        attempt = f"{meant or 'one of ' + ', '.join(known)}."
+    received = [type(value).__name__ for value in values[1:]]
+    received += [f"{name}=..." for name in names]
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        meant = nearest(unknown, known)
+        if unknown in _parameters(type(values[0]).__init__):
+            meant = f"{owner}(..., {unknown}=...)"
+        if meant or not must:
+            must = f"{call} has no argument {unknown!r}."
+            attempt = f"{meant or 'one of ' + ', '.join(known)}."
     return message(must, f"{call}({', '.join(received)})", attempt) if must else None
+
+
+def _parameters(method: Callable) -> list[str]:
+    return [name for name in signature(method).parameters if name != "self"]

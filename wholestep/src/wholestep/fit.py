@@ -233,7 +233,10 @@ class Validating:
         if self._open is None or self._open[0] is not executor:
             wanted = EvalOptions(one_by_one=watch.has_test_hooks)
             self._open = executor, executor.open_pass(self._batches, wanted, self._steps)
-        logs = run_evaluation(executor, self._open[1], self._steps, watch, poll)
+        try:
+            logs = run_evaluation(executor, self._open[1], self._steps, watch, poll)
+        except BatchError as error:
+            raise BatchError(f"In validation_data: {error}") from error
         return {f"val_{name}": value for name, value in logs.items()}
 
 

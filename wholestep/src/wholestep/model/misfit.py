@@ -3,6 +3,7 @@
 import linecache
 import re
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -106,11 +107,25 @@ def check_fits(model: keras.Model, batch: Tree, like: Tree, whose: str) -> None:
     """
 
     def misfit(batch: Tree) -> str | None:
-        return without_labels(model, batch) or _of_inputs(model, unpack(batch)[0], "")
+        inputs = unpack(batch)[0]
+        of_inputs = None if _takes(model, inputs) else _of_inputs(model, inputs, "")
+        return without_labels(model, batch) or of_inputs
 
     explanation = misfit(batch)
     if explanation is not None and misfit(like) is None:
         raise BatchError(f"In {whose}: {explanation}")
+
+
+def _takes(model: keras.Model, inputs: Tree) -> bool:
+    """Whether the model has outputs for a row: some layers take images of other sizes, too."""
+    if _of_inputs(model, inputs, "") is None:
+        return True
+    try:
+        with keras.StatelessScope(), warnings.catch_warnings(action="ignore"):
+            model(tree.map_leaves(lambda leaf: leaf[:1], inputs), training=False)
+    except Exception:  # any: the caller explains it
+        return False
+    return True
 
 
 def check_labels_are_numbers(model: keras.Model, batch: Tree) -> None:
