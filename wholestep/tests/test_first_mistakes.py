@@ -33,6 +33,11 @@ MISTAKES = {
         TypeError,
         r"fit has no argument 'microbatch_size'\..*Try: Trainer\(\.\.\., microbatch_size=\.\.\.\)\.",
     ),
+    "a data set of rows that nobody batched": (
+        lambda: trainer().fit(iter(list(zip(X, Y, strict=True)))),
+        ws.BatchError,
+        r"batch\[1\] must be an array with a leading row axis.*; or batch the data set, as by \.batch\(32\)",
+    ),
     "Trainer(micro_batch_size=)": (
         lambda: trainer(micro_batch_size=3),
         TypeError,

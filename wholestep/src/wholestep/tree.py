@@ -143,6 +143,7 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
 
 def _checked_num_rows(tree: Tree, root: str) -> int:
     lengths = {}
+    of_rows = "; or batch the data set, as by .batch(32)" if root == "batch" else ""
     for path, leaf in _keras().flatten_with_path(tree):
         if leaf is None:
             continue
@@ -151,7 +152,7 @@ def _checked_num_rows(tree: Tree, root: str) -> int:
             text = message(
                 f"{label} must be an array with a leading row axis.",
                 _kind(leaf),
-                "pass an array of shape (rows, ...), such as np.asarray(a_list).",
+                f"pass an array of shape (rows, ...), such as np.asarray(a_list){of_rows}.",
             )
             raise BatchError(text)
         part = part_of(path, tree)
@@ -162,7 +163,7 @@ def _checked_num_rows(tree: Tree, root: str) -> int:
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{label}: {length} rows" for label, length in lengths.items())
         must = "All arrays must have the same number of rows."
-        raise BatchError(message(must, counts, "pass arrays of equal length."))
+        raise BatchError(message(must, counts, f"pass arrays of equal length{of_rows}."))
     return next(iter(lengths.values()))
 
 

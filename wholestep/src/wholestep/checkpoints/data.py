@@ -88,9 +88,10 @@ def advance_to(data: DataPosition, batches: Batches) -> None:
     last = batches.run_forward(epoch, num)
     if data.last and last is not None and digest_of(last) != data.last:
         must = "A stream must yield the same batches to a resumed run."
-        received = f"another batch before batch {num} of epoch {epoch}"
+        received = f"another batch before batch {num} of epoch {epoch}, both counted from 0"
         attempt = (
-            "seed its random draws; or resume on other batches with trainer.restore(path). "
+            "seed its random draws, and draw none in a parallel map (num_parallel_calls) of "
+            "tf.data; or resume on other batches with trainer.restore(path). "
             "Nothing was updated."
         )
         raise BatchError(message(must, received, attempt))

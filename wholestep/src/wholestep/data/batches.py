@@ -433,7 +433,9 @@ class Batches(KeepsPosition):
                 batch = self._stream.first()
         if batch is None:
             must = "The data must have at least one batch."
-            raise BatchError(message(must, "none", "pass a stream that is not spent."))
+            raise BatchError(
+                message(must, "none", "pass a stream with a whole batch that is not spent.")
+            )
         return self._prepared(batch)
 
     @property
