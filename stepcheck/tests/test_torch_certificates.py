@@ -18,6 +18,7 @@ from small_torch import (  # noqa: E402
 )
 from torch import nn  # noqa: E402
 
+import stepcheck  # noqa: E402
 from stepcheck.faults import Fault, Stage  # noqa: E402
 from stepcheck.values import Reason  # noqa: E402
 
@@ -409,3 +410,33 @@ def test_differences_that_rounding_makes_are_not_judged(
     report = watched(model, train)
     stages = [each.stage for each in report.findings]
     assert (stages, reasons(report)) == expected, str(report)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-3, 1.0])
+def test_a_masked_mean_in_one_number_is_no_error_in_a_new_model(spread):
+    """Its rows' losses are nearly alike, and so are the means of any divisor."""
+    tokens = torch.randint(1, 6, (24, 5))
+    tokens[torch.arange(5)[None] > torch.arange(24)[:, None] % 5] = 0
+    seeded()
+    model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6))
+    with torch.no_grad():
+        model[1].weight *= spread
+        model[1].bias *= spread
+
+    def loss(outputs, labels):
+        each = nn.functional.cross_entropy(
+            outputs.flatten(0, 1), labels.flatten(), reduction="none"
+        )
+        mask = (labels.flatten() > 0).float()
+        return (each * mask).sum() / mask.sum()
+
+    def train():
+        optimizer = SGD(model.parameters(), 0.1)
+        for rows in torch.arange(24).split(6):
+            optimizer.zero_grad()
+            loss(model(tokens[rows]), tokens[rows]).backward()
+            optimizer.step()
+
+    with stepcheck.watch(model, data=(tokens, tokens), loss=loss) as report:
+        train()
+    assert report.is_right, str(report)

@@ -91,6 +91,29 @@ def test_a_loss_of_a_batch_is_known_where_the_first_rows_have_one_class():
     assert compiled(triplet, np.argsort(CLASSES, kind="stable")).findings == []
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0])
+def test_a_masked_mean_of_a_new_model_is_taken_whole(spread):
+    """Its rows' losses are nearly alike, and so are the means of any divisor."""
+    tokens = np.random.default_rng(1).integers(1, 6, (24, 5))
+    tokens[np.arange(5)[None] > np.arange(24)[:, None] % 5] = 0
+
+    def masked(labels, outputs):
+        each = keras.losses.sparse_categorical_crossentropy(
+            labels, outputs, from_logits=True
+        )
+        mask = ops.cast(labels > 0, each.dtype)
+        return ops.sum(each * mask) / ops.sum(mask)
+
+    keras.utils.set_random_seed(0)
+    head = layers.Dense(6)
+    model = keras.Sequential([keras.Input((5,)), layers.Embedding(6, 4), head])
+    head.kernel.assign(spread * head.kernel)
+    model.compile(keras.optimizers.SGD(0.1), masked)
+    with stepcheck.watch(model, data=(tokens, tokens)) as report:
+        model.fit(tokens, tokens, batch_size=6, epochs=2, verbose=0)
+    assert report.is_right, str(report)
+
+
 def test_microbatches_of_a_loss_of_a_batch_are_not_judged():
     report = compiled(
         LOSSES["a class that is called"], gradient_accumulation_steps=3

@@ -30,7 +30,7 @@ from wholestep.model import (
 )
 
 _FEW_ROWS = 16  # that show whether a loss is one of rows
-_SAME = 1e-3
+_ALIKE, _SAME = 3e-4, 1e-2  # of rows' numbers, and of how they differ
 
 
 class Function(Loss):
@@ -95,7 +95,7 @@ class LossObjective(OneLoss, Objective):
 
     def kind_of(self, y: Tree, y_pred: Tree, weight: Any) -> type | None:
         """Return whether the loss of a batch is the mean or the sum of its rows' losses,
-        or neither; None if all are 0.
+        or neither; None if its rows are alike.
         """
         self.loss.kind = ScalarTerm
         num = len(tree.leaves(y_pred)[0])
@@ -116,12 +116,11 @@ class LossObjective(OneLoss, Objective):
         if found is None:  # an error: of a loss of batches of one size
             return ScalarTerm
         number, *alone = found
-        if not np.any(found):
-            return None
-        near = _SAME * np.sum(np.abs(alone))
-        for kind, divisor in ((Mean, len(some)), (Sum, 1)):
-            if abs(number * divisor - sum(alone)) <= near:
-                return kind
+        size, spread = _ALIKE * np.mean(np.abs(alone)), np.std(alone)
+        near = _SAME * max(spread, size)
+        for kind, divisor in ((Mean, 1), (Sum, len(some))):
+            if abs(number / divisor - np.mean(alone)) <= near:
+                return kind if spread > size or num == 1 else None
         return ScalarTerm
 
 

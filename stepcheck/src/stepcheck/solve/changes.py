@@ -76,7 +76,7 @@ def _bound_of_parts(several: list[Evidence], shares: _Shares) -> float:
         ratios = least(e.parts, e.handed - e.penalty)[0]
         for ratio, share, part in zip(ratios, shares(e), e.parts, strict=True):
             if share and ratio < 1 - SOLVED:
-                clipped.append(ratio * float(np.linalg.norm(part / share)))
+                clipped.append(ratio * np.linalg.norm(part / share))
     return float(np.median(clipped)) if len(clipped) > 1 else 0.0
 
 
@@ -150,13 +150,14 @@ def _by_norm(
     lengths: list[float] = []
     made: list[np.ndarray] = []
     for handed, meant in pairs:
-        size = float(meant @ meant)
-        factor = float(handed @ meant) / size if size else 1.0
+        size = meant @ meant
+        factor = handed @ meant / size if size else 1.0
         made.append(factor * meant)
         if factor > 1 + fits or distance(handed, made[-1]) > fits:
             return None
         lengths.append(float(np.linalg.norm(handed, order)))
-        cut += lengths[-1:] * (factor < 1 - fits)
+        if factor < 1 - fits:
+            cut.append(lengths[-1])
     least_cut = min(cut, default=1.0)
     longest = least_cut * (1 + max(same, fits))
     return made if not cut or 0 < max(lengths) <= longest else None
