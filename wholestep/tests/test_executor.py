@@ -1,5 +1,8 @@
 """The executor: errors of failed updates, and the size of dispatches."""
 
+import gc
+
+import keras
 import numpy as np
 import pytest
 from small import X, Y, model
@@ -40,3 +43,34 @@ def test_the_pace_grows_with_what_the_device_can_do():
         dispatch_size.note(dispatch_size.size)
         sizes.append(dispatch_size.size)
     assert sizes == [8, 64, 256, 256]
+
+
+def test_garbage_is_not_searched_for_during_a_trace_and_is_after_it():
+    seen = []
+
+    class Looks(ws.Objective):
+        def __call__(self, model, batch, training):
+            seen.append(gc.isenabled())
+            return ws.Mean(model(batch)[:, 0])
+
+    ws.Trainer(model(), Looks()).update(X)["loss"]
+    assert seen
+    assert not any(seen)
+    assert gc.isenabled()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX compiles a whole update")
+@pytest.mark.own
+def test_an_optimizers_update_is_traced_once_for_batches_of_several_sizes():
+    traced = []
+
+    class Counts(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            traced.append(len(grads))
+            return super().apply(grads, trainable_variables)
+
+    trainer = ws.Trainer(model(optimizer=Counts(0.1)))
+    for num in (4, 7, 10):
+        trainer.update((X[:num], Y[:num]))["loss"]
+    assert len(traced) == 1
+    assert int(trainer.model.optimizer.iterations) == 3

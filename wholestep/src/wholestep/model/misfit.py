@@ -108,8 +108,9 @@ def check_fits(model: keras.Model, batch: Tree, like: Tree, whose: str) -> None:
 
     def misfit(batch: Tree) -> str | None:
         inputs = unpack(batch)[0]
-        of_inputs = None if _takes(model, inputs) else _of_inputs(model, inputs, "")
-        return without_labels(model, batch) or of_inputs
+        unlike = _of_inputs(model, inputs, "")
+        is_taken = unlike is None or _takes(model, inputs)
+        return without_labels(model, batch) or (None if is_taken else unlike)
 
     explanation = misfit(batch)
     if explanation is not None and misfit(like) is None:
@@ -118,8 +119,6 @@ def check_fits(model: keras.Model, batch: Tree, like: Tree, whose: str) -> None:
 
 def _takes(model: keras.Model, inputs: Tree) -> bool:
     """Whether the model has outputs for a row: some layers take images of other sizes, too."""
-    if _of_inputs(model, inputs, "") is None:
-        return True
     try:
         with keras.StatelessScope(), warnings.catch_warnings(action="ignore"):
             model(tree.map_leaves(lambda leaf: leaf[:1], inputs), training=False)
