@@ -55,7 +55,7 @@ def of_torch(weights, loss):
 
 
 def main():
-    """Return the comparison of a right port, and that of a port with another loss."""
+    """Return the comparisons of a right port and of a port with another loss."""
     weights, trace = of_keras()
     losses = nn.MSELoss(), nn.SmoothL1Loss()
     found = [stepcheck.diff(trace, of_torch(weights, loss), match=match) for loss in losses]
