@@ -8,8 +8,8 @@ below, the import or the first call fails.
 Attributes that are written or overridden are named where that happens: a variable's `_value`
 (engines.jax_variables, reports.update_ledger), `_all_reduce_sum_gradients`
 (engines.tensorflow_devices), `_save_model` and `_save_checkpoint` of callbacks, the parts of a
-progress bar (reports.compile_notices), and the lists of an optimizer of some rows
-(embeddings.rows).
+progress bar (reports.compile_notices), the lists of an optimizer of some rows (embeddings.rows),
+and the `zeros` of the backend (engines.jax_variables).
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ import keras
 
 # As Keras has no public name for these functions, an import that fails is the error.
 from keras.src.backend import AutocastScope, compute_output_spec, get_keras_mask
+from keras.src.backend import numpy as backend_numpy
 from keras.src.backend import random as backend_random
 from keras.src.backend.common.masking import set_keras_mask
 from keras.src.random.seed_generator import draw_seed
@@ -29,6 +30,7 @@ from wholestep.errors import SpecificationError, message
 
 __all__ = [
     "AutocastScope",
+    "backend_numpy",
     "backend_random",
     "compute_output_spec",
     "draw_seed",

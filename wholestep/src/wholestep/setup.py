@@ -37,7 +37,14 @@ from wholestep.data import (
     first_size,
     open_batches,
 )
-from wholestep.engines import as_function, connect, makes_variables, num_replicas, scope
+from wholestep.engines import (
+    as_function,
+    build_optimizer,
+    connect,
+    makes_variables,
+    num_replicas,
+    scope,
+)
 from wholestep.errors import SpecificationError, message, tell, warn
 from wholestep.executor import Executor
 from wholestep.model import (
@@ -336,7 +343,7 @@ class Setup:
         is_lazy = self.steps.trains and makes_variables()
         if optimizer is not None and not (optimizer.built or is_lazy):
             with uninterrupted(), scope(self.model):
-                optimizer.build(self.model.trainable_variables)
+                build_optimizer(optimizer, self.model.trainable_variables)
         made = self.executor
         if made is not None and UPDATE not in self._ready and made.context.optimizer is optimizer:
             made.context.learn_slots()

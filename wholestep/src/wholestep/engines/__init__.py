@@ -23,6 +23,7 @@ __all__ = [
     "Devices",
     "Engine",
     "as_function",
+    "build_optimizer",
     "choose",
     "connect",
     "held_dtype",
@@ -75,6 +76,11 @@ def scope(model: keras.Model) -> AbstractContextManager:
     """Return the context in which to create the variables of a model, as `keras.Model.fit` does."""
     strategy = getattr(model, "distribute_strategy", None)
     return nullcontext() if strategy is None else strategy.scope()
+
+
+def build_optimizer(optimizer: keras.optimizers.Optimizer, params: list[keras.Variable]) -> None:
+    """Create the variables of an optimizer."""
+    _module("_variables").build_optimizer(optimizer, params)
 
 
 def make_deterministic() -> bool:

@@ -2,17 +2,44 @@
 program spends.
 """
 
+import math
 import operator
+import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
+from keras.optimizers import Optimizer
 
 from wholestep.engines.jax_devices import MeshLayout
+from wholestep.keras_private import backend_numpy
+from wholestep.patches import replaced
 from wholestep.state import State, Variables
+
+_BUILDING = threading.Lock()  # Keras' `zeros` is replaced in all threads
+_SMALL = 1 << 20  # numbers of an array
+
+
+def build_optimizer(optimizer: Optimizer, params: list[keras.Variable]) -> None:
+    """Create the variables of an optimizer.
+
+    Small zeros are copies of the host's: JAX compiles a program for each shape of others, which all
+    together takes a tenth of the time to the first update.
+    """
+    if keras.distribution.distribution() is not None:  # Keras makes them inside of a program
+        optimizer.build(params)
+        return
+    with _BUILDING, replaced(backend_numpy, zeros=_zeros):
+        optimizer.build(params)
+
+
+def _zeros(shape: Sequence[int], dtype: str | None = None) -> jax.Array:
+    zeros = jnp.zeros if math.prod(shape) > _SMALL else np.zeros
+    return jax.device_put(zeros(shape, jnp.dtype(dtype or keras.config.floatx())))
 
 
 class ByVariable(dict[int, Any]):

@@ -20,6 +20,11 @@ from wholestep.state import State, TableRows, Variables
 from wholestep.tree import Tensor, Tree
 
 
+def build_optimizer(optimizer: Optimizer, params: list[keras.Variable]) -> None:
+    """Create the variables of an optimizer."""
+    optimizer.build(params)
+
+
 def own_variables(owners: Mapping[str, Any]) -> dict[str, tf.Variable]:
     """Return the variables of TensorFlow, not of Keras, in the attributes of objects, also in lists
     and dicts.
