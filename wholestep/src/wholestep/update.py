@@ -194,12 +194,13 @@ class ObjectiveUpdate(Update):
         captured = self.forward.captured_in(state)
         params = self.engine.variables.params(state)
         values = Values(params, state.buffers, state.metrics, captured)
-        few = ops.convert_to_tensor(rows)[: cut.sections[0][1]]
+        num_few = cut.sections[0][1]
 
         def trace(forward: Forward, times: int = 1) -> None:
             def microbatch(values: Values, data: Tree, rows: Tensor) -> Tensor:
                 nonlocal layout
-                batch = self.engine.replicas.batch(data, rows)
+                few = ops.concatenate(times * [rows[:num_few]])
+                batch = self.engine.replicas.batch(data, few)
                 logs = first_logs(forward, values, batch, None)
                 check_names(self.log, logs)
                 loss = logs["loss"]
@@ -207,7 +208,6 @@ class ObjectiveUpdate(Update):
                 layout = ReportLayout.of(with_verdict(logs, loss, loss))
                 return loss
 
-            rows = ops.concatenate(times * [few])
             self.engine.programs.shapes(microbatch, values, data, rows)
 
         forward = self.forward.learned(trace, partial(trace, times=2))
