@@ -20,7 +20,7 @@ from wholestep.fit import Epochs, Validation, WatchOptions, fit
 from wholestep.model import Objective
 from wholestep.nonfinite import Skip
 from wholestep.padding import PaddingReport, check_padding
-from wholestep.plan import explain
+from wholestep.reports.explanation import explain
 from wholestep.run import Run
 from wholestep.safety import Guard, check_process
 from wholestep.setup import FitData, Setup

@@ -56,6 +56,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
         "evaluation",
         "reports.update_ledger",
         "reports.run_report",
+        "reports.explanation",
         "dispatcher",
     },
     {"executor", "checkpoints.configuration", "checkpoints.callbacks"},
@@ -247,6 +248,7 @@ ALONE = {  # modules with one importer outside of doors, each an idea of its own
     "wholestep.schedules",
     "wholestep.determinism",
     "wholestep.padding",
+    "wholestep.reports.explanation",
     *(
         "wholestep.checkpoints.weights",
         "wholestep.checkpoints.keras_file",
