@@ -237,7 +237,10 @@ def test_a_function_that_fails_is_said():
     with stepcheck.watch(model, data, stepcheck.Objective(fails)) as report:
         trained(model, data, loss)
     assert report.findings == []
-    assert Reason.LOSS_FAILED in reasons(report)
+    of_gradient = [
+        each for each in report.unjudged if each.stage is Stage.GRADIENT
+    ]
+    assert [each.reason for each in of_gradient] == [Reason.LOSS_FAILED]
     assert "LookupError: no such thing" in str(report)
 
 

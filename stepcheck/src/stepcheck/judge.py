@@ -371,9 +371,9 @@ def _mode(context: _Context) -> Judged:
 def _gradient(context: _Context) -> Judged:
     case, seen, verdict = context.case, context.seen, context.verdict
     is_own_step = seen.is_by_hand and not seen.is_rated and not seen.is_of_loss
-    if isinstance(context.objective, NoLoss) or is_own_step:
-        reason = Reason.OWN_STEP if is_own_step else Reason.NO_LOSS
-        yield Unjudged(reason, Stage.GRADIENT)
+    if is_own_step:
+        yield Unjudged(Reason.OWN_STEP, Stage.GRADIENT)
+    if is_own_step or isinstance(context.objective, NoLoss):  # the log has why
         return
     meant = context.meant(None if seen.is_by_hand else case.optimizer)
     evidence, judged = gradients(meant, context.known)

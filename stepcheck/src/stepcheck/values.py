@@ -245,7 +245,6 @@ class Finding:
 class Reason(Enum):
     """Why something was not judged."""
 
-    NO_LOSS = auto()
     NO_UPDATE = auto()
     OUTLINED = auto()
     DATA_AS_GIVEN = auto()

@@ -33,7 +33,6 @@ _SHOWN = {
     Shown.STATE: "{} afterwards",
 }
 _REASONS = {
-    Reason.NO_LOSS: "the loss that is meant is not stated",
     Reason.NO_UPDATE: "no optimizer step was made, and no weight moved",
     Reason.OUTLINED: (
         "the weights moved, and no update was seen: begin before the first step, so "
