@@ -169,7 +169,7 @@ def _first(engine: str, quick: bool) -> list[Row]:
             for work in works:
                 _firsts(engine, work, 1, programs=programs)
                 again = _firsts(engine, work, rounds, programs=programs)
-                title = f"{work}, the same, with programs kept in a folder"
+                title = f"{work}, s to the first update, programs kept in a folder"
                 rows += _compare(title, engine, again, _AGAIN)
     return rows
 
