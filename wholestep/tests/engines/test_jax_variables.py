@@ -26,16 +26,16 @@ def test_the_zeros_of_an_optimizer_compile_no_program():
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(seconds)
 
-    jax.monitoring.register_event_duration_secs_listener(note)
-    try:
-        engines.build_optimizer(model.optimizer, model.trainable_variables)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(note)
+    jax.monitoring.register_event_duration_secs_listener(note)  # JAX 0.8 cannot end it
+    engines.build_optimizer(model.optimizer, model.trainable_variables)
+    num_compiled = len(compiled)
     moments = [v for v in model.optimizer.variables if v.shape == (71, 37)]
     assert len(moments) == 2
     assert all(not np.any(v.numpy()) for v in moments)
     assert [v.value.dtype for v in moments] == [v.dtype for v in moments]
-    assert compiled == []
+    assert num_compiled == 0
+    jax.numpy.zeros((71, 38))
+    assert compiled, "the event has another name"
 
 
 def test_two_threads_build_one_after_the_other():
