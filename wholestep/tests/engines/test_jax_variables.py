@@ -62,3 +62,20 @@ def test_two_threads_build_one_after_the_other():
     assert len(seen) == 2
     assert before not in seen
     assert backend_numpy.zeros is before
+
+
+def test_under_a_distribution_keras_makes_the_zeros():
+    """A copy from the host would first be whole on one device."""
+    before = backend_numpy.zeros
+    seen = []
+
+    class Sharded:
+        def build(self, params):
+            seen.append(backend_numpy.zeros)
+
+    keras.distribution.set_distribution(keras.distribution.DataParallel())
+    try:
+        engines.build_optimizer(Sharded(), [])
+    finally:
+        keras.distribution.set_distribution(None)
+    assert seen == [before]

@@ -27,8 +27,8 @@ _SMALL = 1 << 20  # numbers of an array
 def build_optimizer(optimizer: Optimizer, params: list[keras.Variable]) -> None:
     """Create the variables of an optimizer.
 
-    Small zeros are copies of the host's: JAX compiles a program for each shape of others, which all
-    together takes a tenth of the time to the first update.
+    Small arrays of zeros are copied from the host. JAX would compile a program for each of their
+    shapes, which takes up to a tenth of the time to the first update.
     """
     if keras.distribution.distribution() is not None:  # Keras makes them inside of a program
         optimizer.build(params)
