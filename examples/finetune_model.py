@@ -21,7 +21,7 @@ def new_backbone():
         for name in ("tokens", "positions", "segment_ids")
     }
     segments = inputs["segment_ids"]
-    # no sequence sees another one of its row
+    # sequences in one row do not attend to each other
     mask = ops.equal(segments[:, :, None], segments[:, None, :])
     x = layers.Embedding(VOCABULARY, WIDTH, name="token_embedding")(inputs["tokens"])
     x = x + layers.Embedding(LENGTH, WIDTH, name="position_embedding")(inputs["positions"])

@@ -56,8 +56,8 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a run. An update has at most `tokens` tokens, padding included, in one of the
-    `shapes`.
+    """The size of a run. Each batch has one of the `shapes`, and at most `tokens` tokens, padding
+    included.
     """
 
     languages: list[str]
@@ -235,7 +235,7 @@ def gradients(model, batches, microbatch_size):
     """Return the gradient of each batch as one vector: the change of the parameters by an update of
     plain SGD.
     """
-    # large, so that the change of a parameter keeps its last digits beside the parameter
+    # large, so that little of a parameter's change is lost by rounding
     rate = 1024.0
     trainer = ws.Trainer(
         model, Translation(), optimizer=keras.optimizers.SGD(rate), microbatch_size=microbatch_size

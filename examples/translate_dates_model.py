@@ -53,9 +53,9 @@ class Embedding(layers.ReversibleEmbedding):
     """One table for input characters, output characters and, in reverse, logits; with sines that
     encode the index.
 
-    As in https://arxiv.org/abs/1706.03762 (3.4 and 3.5), but for short texts, where the order of
-    digits matters: wavelengths up to 100 * 2 pi, not 10 000 * 2 pi, and character vectors that are
-    smaller than the sines.
+    As in https://arxiv.org/abs/1706.03762 (3.4 and 3.5), with two changes for short texts whose
+    digits have an order: wavelengths up to 100 * 2 pi, not 10 000 * 2 pi, and character vectors
+    that are smaller than the sines.
     """
 
     def __init__(self, num_tokens, width):
